@@ -179,6 +179,19 @@ async fn token_of_a_read_only_user_scrapes_without_a_certificate() {
     }
 }
 
+/// The sender of a token is unknown until the token is checked: until then nothing that it sends is kept or waited for.
+#[tokio::test(start_paused = true)]
+async fn body_beside_a_token_is_never_read() {
+    let (tables, token) = with_token(UserKind::ReadOnly);
+    let manager = alone(tables, RaftStatus::default());
+    let endless = Body::from_stream(futures_util::stream::pending::<Result<axum::body::Bytes, std::io::Error>>());
+    let request = HttpRequest::builder().uri(METRICS).header("authorization", token);
+    let request = request.extension(Peer::of(manager, Principal::Anonymous, None)).body(endless).unwrap();
+    let began = tokio::time::Instant::now();
+    assert_eq!(routes().call(request).await.unwrap().status(), 200);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
 #[tokio::test]
 async fn unknown_token_is_refused_only_by_a_confirmed_replica() {
     let unknown = format!("Bearer {}", BearerToken::random().to_text());

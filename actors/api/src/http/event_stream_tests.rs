@@ -11,6 +11,19 @@ use crate::tests::{World, tables};
 
 const STREAM: &[(&str, &str)] = &[("accept", "text/event-stream")];
 
+#[test]
+fn stream_is_for_those_who_ask_for_it() {
+    for (accept, wanted) in [
+        ("text/event-stream", true),
+        ("application/json, Text/Event-Stream;q=0.5", true),
+        ("text/event-stream;q=0, application/json", false),
+        ("*/*", false),
+    ] {
+        let headers = HeaderMap::from_iter([(header::ACCEPT, accept.parse().unwrap())]);
+        assert_eq!(is_wanted(&headers), wanted, "{accept}");
+    }
+}
+
 async fn opened(world: &World, target: &str, headers: &[(&str, &str)]) -> Response {
     let peer = Peer::of(world.service.clone(), Principal::Operator, None);
     let mut request = HttpRequest::builder().uri(target).extension(peer);
@@ -104,6 +117,53 @@ async fn place_that_is_no_longer_kept_expires_the_stream() {
     assert_eq!(next(&mut stream).await, None);
     // The long poll keeps its answer.
     assert_eq!(world.http(&Principal::Operator, "GET", "/v1/events?since=1", "").await.0, 409);
+}
+
+/// Another incarnation of the cluster gave it out, or a client made it up.
+#[tokio::test(start_paused = true)]
+async fn place_that_was_never_given_out_expires_the_stream() {
+    let world = World::applying(tables());
+    let now = renamed(&world, "a").await;
+    for (place, expires) in [(999_999, true), (now + 1, true), (now, false)] {
+        let id = place.to_string();
+        let headers = [STREAM[0], ("last-event-id", id.as_str())];
+        let mut stream = opened(&world, "/v1/events", &headers).await;
+        assert_eq!(stream.status(), StatusCode::OK);
+        let text = next(&mut stream).await;
+        assert_eq!(text.as_deref() == Some("event: expired\ndata: {}\n\n"), expires, "{place}: {text:?}");
+        assert!(!expires || next(&mut stream).await.is_none(), "it ends");
+    }
+}
+
+/// Some events after the place are gone, although those of roles and membership are all there.
+#[tokio::test(start_paused = true)]
+async fn place_in_an_incomplete_page_expires_the_stream() {
+    let mut tables = tables();
+    let node = NodeId::from_entropy(2);
+    for name in ["a", "b"] {
+        let change = Change::RenameNode { node, name: Name::sanitized(name) };
+        let command = muster_messages::Command::idempotent(muster_messages::WallTime(0), Principal::Operator, "t");
+        let at = tables.revision.next();
+        muster_store::apply(&mut tables, at, &command.change(change)).unwrap();
+    }
+    let place = tables.revision.0;
+    let mut event = (**tables.events.back().unwrap()).clone();
+    for n in 0..muster_store::MAX_EVENTS as u64 {
+        event.revision = Revision(place + 2 + n);
+        tables.frequent_events.push_back(Arc::new(event.clone()));
+    }
+    tables.revision = event.revision;
+    let world = World::applying(tables);
+    let mut stream = opened(&world, &format!("/v1/events?since={place}"), STREAM).await;
+    assert_eq!(next(&mut stream).await.as_deref(), Some("event: expired\ndata: {}\n\n"));
+    assert_eq!(next(&mut stream).await, None);
+    // The next place is the first one that lacks nothing.
+    let mut stream = opened(&world, &format!("/v1/events?since={}", place + 1), STREAM).await;
+    let text = next(&mut stream).await.unwrap();
+    assert!(text.starts_with(&format!("id: {}\n", place + 2)), "{}", &text[..80]);
+    // A client that has no place gets what there is.
+    let mut all = opened(&world, "/v1/events", STREAM).await;
+    assert!(next(&mut all).await.unwrap().starts_with("id: "));
 }
 
 #[tokio::test(start_paused = true)]
