@@ -8,9 +8,10 @@ use crate::core::keeper::Outcome;
 
 /// A failed read only means that this leader was not confirmed.
 pub(crate) fn unconfirmed(why: ReadError) -> ErrorBody {
+    // Late is the same as impossible to a holder: another manager may be the leader by now, and it asks there.
+    let is_late = matches!(why, ReadError::TimedOut);
     let error = ErrorBody::from(why);
-    // Late or impossible is the same to a holder: another manager may be the leader by now, and it asks there.
-    let code = if error.code == ErrorCode::TimedOut { ErrorCode::NoQuorum } else { error.code };
+    let code = if is_late { ErrorCode::NoQuorum } else { error.code };
     ErrorBody { code, message: format!("this leader was not confirmed ({}); retry", error.message), ..error }
 }
 
@@ -32,5 +33,28 @@ pub(crate) fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) ->
         | Err(AskError::Full | AskError::Down) => Outcome::NotTaken,
         Ok(Err(ProposeError::UnknownOutcome | ProposeError::NoQuorum { .. } | ProposeError::TimedOut))
         | Err(AskError::Closed | AskError::TimedOut) => Outcome::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The holder asks another manager for each of these but the last, which passes by itself.
+    #[test]
+    fn unconfirmed_leader_is_left_whatever_the_reason() {
+        for (why, code) in [
+            (ReadError::TimedOut, ErrorCode::NoQuorum),
+            (ReadError::NoLeader, ErrorCode::NoQuorum),
+            (ReadError::NoQuorum { missing: Vec::new() }, ErrorCode::NoQuorum),
+            (ReadError::Busy, ErrorCode::TooManyRequests),
+        ] {
+            let error = unconfirmed(why);
+            assert_eq!(error.code, code, "{error}");
+            assert!(
+                error.message.starts_with("this leader was not confirmed (") && error.retry_after_ms.is_some(),
+                "{error}"
+            );
+        }
     }
 }
