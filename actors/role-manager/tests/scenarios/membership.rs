@@ -159,6 +159,18 @@ fn reported_failure_is_shown_until_membership_is_requested() {
     assert!(matches!(answer, MembershipReply::IsMember { .. }), "{answer:?}");
 }
 
+/// The state does not record when a member stopped taking part: its change is as old as this leader's knowledge, not as its role.
+#[test]
+fn age_of_an_absent_member_counts_from_its_report() {
+    let mut world = World::new(3, 0);
+    world.run_for(secs(3600));
+    let reported_at = world.now.wall;
+    report(&mut world, 3, ManagerReport { feature_level: FEATURE_LEVEL, failure: Some("disk".to_owned()) }).unwrap();
+    assert_eq!(world.reason(3), Some(WaitReason::WaitingForJoin));
+    let began = world.core.as_ref().unwrap().view().began[&id(3)];
+    assert!(began >= reported_at, "{began}, reported at {reported_at}");
+}
+
 /// A request and a report of a former process arrive after those of the process that runs: that one has asked, and does not ask again.
 #[test]
 fn late_report_of_a_former_process_is_dropped() {
