@@ -63,6 +63,11 @@ impl UnixSocket {
         }
     }
 
+    /// Whether a process serves the path. Never blocks on that process; what cannot be found out counts as no.
+    pub fn is_served(path: &Path) -> bool {
+        is_served(path).unwrap_or(false)
+    }
+
     /// Listens at `path`, replacing only a socket that a dead process left there. Blocks.
     ///
     /// # Errors

@@ -4,10 +4,10 @@
 //! the resolver of names.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
+use muster_kernel::UnixSocket;
 use muster_pki::private::check_folder;
 use muster_pki::{IdentityStore, JoinToken};
 use rustix::fs::{Access, access};
@@ -44,7 +44,7 @@ fn faults_here(config: &Config, faults: &mut Faults) {
         }
     };
     // The daemon that runs on the directory holds what this one would bind.
-    let runs = lock::is_held(&config.data_dir) || UnixStream::connect(&config.socket).is_ok();
+    let runs = lock::is_held(&config.data_dir) || UnixSocket::is_served(&config.socket);
     check("data_dir", &|| own_directory(&config.data_dir));
     check("socket", &|| muster_api::AdminSocket::check(&config.socket).map_err(|fault| fault.to_string()));
     if let Some(path) = &config.workload_socket {
@@ -203,6 +203,20 @@ mod tests {
         // The lines of what is not TOML, all of them, without their text.
         let found = faults("data_dir = \"/d\"\ntoken = MSTR-1-a-b\nname = \"x\nlog = info\n", &[]);
         assert!(found.len() >= 2 && found.iter().all(|fault| !fault.message.contains("MSTR")), "{found:#?}");
+    }
+
+    /// The lock of a daemon may be unreadable to this user; its socket still tells that it runs.
+    #[test]
+    fn ports_of_a_daemon_that_serves_the_socket_are_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, port) = (dir.path().join("s"), TcpListener::bind("127.0.0.1:0").unwrap());
+        let served = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let (dir, socket) = (dir.path().to_str().unwrap(), socket.to_str().unwrap());
+        let listen = port.local_addr().unwrap().to_string();
+        let flags = ["--data-dir", dir, "--socket", socket, "--metrics", "off", "--listen", &listen];
+        assert_eq!(of(&faults("", &flags)), []);
+        drop(served);
+        assert_eq!(of(&faults("", &flags)), [(Some("listen"), None)]);
     }
 
     /// A file with a fault is none without keys: all that it sets would be lost in silence.
