@@ -348,22 +348,16 @@ impl Feed {
 mod tests {
     use super::*;
 
-    fn nodes(count: u32) -> Answer {
-        let lease = || Answer::Leases(Vec::new());
-        match count {
-            0 => lease(),
-            _ => Answer::Tokens(
-                (0..count)
-                    .map(|_| serde_json::from_value(serde_json::json!({"id": "a", "role": "worker"})).unwrap())
-                    .collect(),
-            ),
-        }
+    /// A list of so many rows.
+    fn tokens(rows: u32) -> Answer {
+        let token = |_| serde_json::from_value(serde_json::json!({"id": "a", "role": "worker"})).unwrap();
+        Answer::Tokens((0..rows).map(token).collect())
     }
 
     #[test]
     fn failures_keep_the_answer_and_refusals_replace_it() {
         let mut sample = Sample::default();
-        sample.take(Ok(nodes(0)), WallTime(5));
+        sample.take(Ok(tokens(0)), WallTime(5));
         for code in
             [ErrorCode::NoQuorum, ErrorCode::Unreachable, ErrorCode::TimedOut, ErrorCode::TooLarge, ErrorCode::Internal]
         {
@@ -380,7 +374,7 @@ mod tests {
             sample.take(Err(Failure::new(code, "gone")), WallTime(9));
             assert_eq!((sample.answer.is_none(), sample.at, sample.refused), (true, None, true), "{code}");
         }
-        sample.take(Ok(nodes(0)), WallTime(12));
+        sample.take(Ok(tokens(0)), WallTime(12));
         assert_eq!((sample.at, sample.failure), (Some(WallTime(12)), None));
     }
 
@@ -388,7 +382,7 @@ mod tests {
     fn long_lists_are_asked_less_often() {
         let pause = |topic: Topic, idle: bool, rows: u32| {
             let mut sample = Sample::default();
-            sample.take(Ok(nodes(rows)), WallTime(0));
+            sample.take(Ok(tokens(rows)), WallTime(0));
             topic.pause(idle, &sample)
         };
         assert_eq!(pause(Topic::Nodes, false, 0), Duration::from_secs(1));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use muster_client::{Failure, Outcome};
 use muster_dashboard::{Dashboard, LINK_LIFETIME, LoginEvent, Redirect, Settings};
 use muster_kernel::Clock;
+use muster_messages::ErrorCode;
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -24,7 +25,8 @@ pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
     let settings = Settings { port: args.port, allow_hosts: args.allow_host, actions: args.actions };
     let mut dashboard = Dashboard::bind(ctx.client.target().clone(), &settings).await?;
-    tokio::spawn(dashboard.serve());
+    // A task of its own: the server goes on while this one prints or waits for Enter.
+    let mut serving = tokio::spawn(dashboard.serve());
     let link = dashboard.link();
     let mut browser = if args.no_open { None } else { Redirect::open(&link) };
     match &browser {
@@ -39,6 +41,7 @@ pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
     loop {
         tokio::select! {
             _signal = interrupts.next() => return Ok(0),
+            _ended = &mut serving => return Err(Failure::new(ErrorCode::Internal, "the dashboard's server has ended; start it again")),
             () = &mut late, if browser.is_some() => match shown {
                 false => {
                     shown = true;
