@@ -90,18 +90,25 @@ fn events_are_chosen_by_kind_node_and_time() {
     let kinds = |text: &str| -> Vec<String> {
         text.lines().filter_map(|line| line.split_whitespace().nth(2)).map(str::to_owned).collect()
     };
-    let all = events(&["--all"]).ended(0).stdout;
-    assert!(all.contains("muster-members/"), "{all}");
-    let shown = events(&[]).ended(0).stdout;
+    let shown_with = |args: &[&str]| events(args).ended(0).stdout;
+    let all = || shown_with(&["--all"]);
+    assert!(all().contains("muster-members/"));
+    let shown = shown_with(&[]);
     assert!(shown.contains("of Muster's own leases are left out") && !shown.contains("muster-members/"), "{shown}");
-    let of_kinds = kinds(&events(&["--kind", "node,liveness"]).ended(0).stdout);
-    assert_eq!(of_kinds, kinds(&all).into_iter().filter(|k| k == "node" || k == "liveness").collect::<Vec<_>>());
-    let of_worker = events(&["--node", "n2", "--after", "1h"]).ended(0).stdout;
-    let expected = all.lines().filter(|line| line.contains("  n2  ")).count();
-    assert!(expected > 1 && of_worker.lines().count() == expected, "{of_worker}");
-    assert_eq!(events(&["--after", "2099-01-01T00:00:00Z"]).ended(0).stdout, "no events\n");
-    let (newest, last) = (kinds(&all), kinds(&events(&["--all", "--last", "2"]).ended(0).stdout));
-    assert_eq!(last, newest[newest.len() - 2..]);
+    // The cluster goes on writing events: two lists are of one moment once nothing is written between them.
+    eventually_so("events are chosen by kind", || {
+        let of_kinds = kinds(&shown_with(&["--kind", "node,liveness"]));
+        of_kinds == kinds(&all()).into_iter().filter(|k| k == "node" || k == "liveness").collect::<Vec<_>>()
+    });
+    eventually_so("events are chosen by node", || {
+        let of_worker = shown_with(&["--node", "n2", "--after", "1h"]).lines().count();
+        of_worker > 1 && of_worker == all().lines().filter(|line| line.contains("  n2  ")).count()
+    });
+    assert_eq!(shown_with(&["--after", "2099-01-01T00:00:00Z"]), "no events\n");
+    eventually_so("the last two events are shown", || {
+        let last = kinds(&shown_with(&["--all", "--last", "2"]));
+        last.len() == 2 && kinds(&all()).ends_with(&last)
+    });
     let document = events(&["-o", "json", "--kind", "lease"]).ended(0).json();
     let items = document["items"].as_array().expect("events").clone();
     assert!(!items.is_empty() && items.iter().all(|event| event["kind"] == "lease"), "{document}");
