@@ -68,7 +68,7 @@ fn all_autolock_seeds_hold_and_cover_every_event() {
 #[test]
 #[ignore = "full tier"]
 fn all_role_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Roles, 2000);
+    check_all(Kind::Roles, 1000);
 }
 
 /// Twenty candidates for two leases: no two hold one at the same time, and each token is greater than those
