@@ -178,3 +178,38 @@ fn every_key_is_documented_with_its_default_and_no_other() {
     assert_eq!(documented(), actual);
     assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md").exists());
 }
+
+/// The daemon, `--check-config` and the unit agree about systemd's credential.
+#[test]
+fn a_join_token_may_be_a_credential() {
+    let dir = tempfile::tempdir().unwrap();
+    let credential = dir.path().join("muster-join-token");
+    let (data, folder) = (dir.path().join("data"), dir.path().display().to_string());
+    let flags =
+        ["--data-dir", data.to_str().unwrap(), "--listen", "127.0.0.1:0", "--join", "127.0.0.1:1", "--check-config"];
+    let check = |more: &[&str]| musterd(&[&flags, more].concat(), &[("CREDENTIALS_DIRECTORY", folder.as_str())]);
+    let missing = check(&[]);
+    assert!(missing.status == 2 && missing.stderr.contains("credential muster-join-token."), "{}", missing.stderr);
+    std::fs::write(&credential, "\n").unwrap();
+    let empty = check(&[]);
+    assert!(empty.status == 2 && empty.stderr.contains("that systemd passes is empty"), "{}", empty.stderr);
+    std::fs::write(&credential, "MSTR-1-hidden\n").unwrap();
+    let wrong = check(&[]);
+    assert!(wrong.status == 2 && wrong.stderr.contains("the join token: "), "{}", wrong.stderr);
+    assert!(!wrong.stderr.contains("hidden") && !wrong.stderr.contains("token_file"), "{}", wrong.stderr);
+    let good = format!("MSTR-1-{}-{}", "a".repeat(50), "b".repeat(25));
+    std::fs::write(&credential, &good).unwrap();
+    let found = check(&[]);
+    assert_eq!((found.status, found.stderr.as_str()), (0, ""), "{good}");
+    // What was named counts, and its fault is not hidden by the credential.
+    let both = check(&["--token-file", "/nowhere"]);
+    assert!(both.status == 2 && both.stderr.contains("/nowhere"), "{}", both.stderr);
+    std::fs::remove_file(&credential).unwrap();
+    std::fs::create_dir(&credential).unwrap();
+    let unreadable = check(&[]);
+    assert!(unreadable.status == 2 && unreadable.stderr.contains("from the credential"), "{}", unreadable.stderr);
+    let unit = include_str!("../../packaging/systemd/musterd.service");
+    assert!(
+        unit.contains("\nLoadCredential=muster-join-token:/etc/muster/join-token\nSetCredential=muster-join-token:")
+    );
+}

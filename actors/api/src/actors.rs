@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use muster_kernel::AdminAction;
 use muster_messages::protocol::SessionsMsg;
-use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
+use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall, RunLogAsk, RunLogPart};
 use muster_messages::{ActorActionView, ErrorBody, ErrorCode, ErrorMark, Name, NodeId, OfNodeView, Replica, millis};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -34,6 +34,10 @@ pub(crate) struct ActorRequests<'a> {
 
 impl ActorRequests<'_> {
     pub async fn answer(&self, asked: &Asked, of: &ActorsOf) -> Result<String, ErrorBody> {
+        if let ActorsAsk::RunLog(_) = self.ask {
+            // Not every build answers it: only a node with a run on record is asked.
+            return Err(ErrorBody::invalid("ask for the log of a reconciler's run, not for that of a node"));
+        }
         let manager = self.service.ports.manager.borrow().clone();
         let Some(manager) = manager else {
             let facts = (self.service.ports.facts)();
@@ -95,7 +99,7 @@ impl ActorRequests<'_> {
     fn with_location(&self, mut error: ErrorBody) -> ErrorBody {
         let path = match self.ask {
             ActorsAsk::Inspect { path } | ActorsAsk::Restart { path } | ActorsAsk::Crash { path, .. } => path.as_str(),
-            ActorsAsk::Tree => return error,
+            ActorsAsk::Tree | ActorsAsk::RunLog(_) => return error,
         };
         if error.code != ErrorCode::NotFound {
             return error;
@@ -117,6 +121,7 @@ impl ActorRequests<'_> {
         let (admin_action, path, crashed) = match self.ask {
             ActorsAsk::Tree => return Ok((self.of_this_node(tree.snapshot().await)?, None)),
             ActorsAsk::Inspect { path } => return Ok((self.of_this_node(tree.inspect(path).await?)?, None)),
+            ActorsAsk::RunLog(ask) => return Ok((self.of_this_node(self.run_log(ask).await?)?, None)),
             ActorsAsk::Restart { path } => (tree.restart(path)?, path, None),
             ActorsAsk::Crash { .. } if !crash_allowed => {
                 let text = "crashing actors is off in this daemon; set `[debug] crash = true` in its configuration";
@@ -128,8 +133,15 @@ impl ActorRequests<'_> {
         Ok((self.of_this_node(view)?, Some(admin_action)))
     }
 
+    async fn run_log(&self, ask: &RunLogAsk) -> Result<RunLogPart, ErrorBody> {
+        match self.service.ports.run_logs.clone() {
+            Some(logs) => logs.page(ask.clone()).await,
+            None => Ok(RunLogPart::default()), // it runs no commands
+        }
+    }
+
     /// Asks a node by whichever way reaches it.
-    async fn of_node(&self, manager: &ManagerPorts, node: NodeId, left: Duration) -> Result<String, ErrorBody> {
+    pub async fn of_node(&self, manager: &ManagerPorts, node: NodeId, left: Duration) -> Result<String, ErrorBody> {
         if node == manager.node {
             return self.here().await;
         }
@@ -140,7 +152,7 @@ impl ActorRequests<'_> {
         // A worker: ask the host of its session. This manager first, then the others. A session whose connection is
         // dead undetected proves nothing: the node may have a newer one elsewhere. But an admin action may have been
         // carried out here.
-        let reads = matches!(self.ask, ActorsAsk::Tree | ActorsAsk::Inspect { .. });
+        let reads = matches!(self.ask, ActorsAsk::Tree | ActorsAsk::Inspect { .. } | ActorsAsk::RunLog(_));
         let elsewhere = |error: &ErrorBody| match error.code {
             ErrorCode::NotFound => true,
             ErrorCode::Unreachable | ErrorCode::TimedOut => reads,

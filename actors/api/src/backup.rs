@@ -1,4 +1,5 @@
-//! `GET /v1/backup`: the whole state, as bytes. It contains the root key and is therefore for operators only.
+//! `GET /v1/backup`: the whole state, as bytes, sealed under the unlock key while autolock is on. It contains the root key and is therefore
+//! for operators only.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -52,7 +53,7 @@ async fn copy(service: &Service, caller: &Principal) -> Result<Vec<u8>, ErrorBod
     let _permit = service.enter(caller, false)?;
     let replica = service.replica(&manager, CONFIRMATION_TIMEOUT).await?;
     let internal = |why: String| ErrorBody::new(ErrorCode::Internal, why);
-    let encode = move || muster_store::backup::encode(&replica.tables, replica.raft.term, Clock.wall());
+    let encode = move || muster_store::backup::encode_for_file(&replica.tables, replica.raft.term, Clock.wall());
     let encoded = tokio::task::spawn_blocking(encode).await.map_err(|e| internal(e.to_string()))?;
     encoded.map_err(|e| internal(e.to_string()))
 }

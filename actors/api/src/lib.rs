@@ -27,6 +27,7 @@ mod reads;
 mod reconcilers;
 mod relay;
 mod roots;
+mod run_logs;
 mod service;
 mod shares;
 mod shell;
@@ -43,7 +44,7 @@ pub use leader::{LeaderSearch, RETRY_PAUSE};
 pub use native::{Caller, serve_native};
 pub use ports::{
     ApiLimits, ApiPorts, ExplainWorkloads, LeaderPorts, LockedDaemon, ManagerPorts, NodeFacts, PeerCalls,
-    RenderMetrics, RenderedMetrics,
+    RenderMetrics, RenderedMetrics, RunLogSource,
 };
 pub use service::Service;
 pub use shell::{ApiMsg, ApiShell};

@@ -122,6 +122,7 @@ fn may_be_long(request: &Request) -> bool {
                     | ReconcilerRequest::Plan { .. }
                     | ReconcilerRequest::MemberList { .. }
                     | ReconcilerRequest::ObjectList { .. }
+                    | ReconcilerRequest::ObjectChanges { .. }
                     | ReconcilerRequest::View { .. }
             )
             | Request::Kube(_)

@@ -13,7 +13,7 @@ use muster_messages::protocol::{
     CertAuthorityMsg, DispatcherMsg, ElectionsMsg, PeerAnswer, RaftMemberMsg, RoleManagerMsg, RootRotationMsg,
     SessionsMsg,
 };
-use muster_messages::wire::PeerCall;
+use muster_messages::wire::{PeerCall, RunLogAsk, RunLogPart};
 use muster_messages::{
     ErrorBody, LockedView, Name, NodeDoubts, NodeId, Principal, QuorumView, Replica, Revision, Role, RoleView, Secret,
     Trouble, UnlockedView,
@@ -55,6 +55,8 @@ pub struct ApiPorts {
     pub metrics: RenderMetrics,
     /// Which workloads the process with this pid is, as JSON. `None`: this daemon serves no workloads. Blocks.
     pub explain_workloads: Option<ExplainWorkloads>,
+    /// `None`: this process runs no commands.
+    pub run_logs: Option<Arc<dyn RunLogSource>>,
     /// `Some`: this process waits for its unlock key, and answers only what concerns that.
     pub locked: Option<Arc<dyn LockedDaemon>>,
 }
@@ -71,6 +73,11 @@ pub struct RenderedMetrics {
 
 /// Explains which workloads' identities a local process gets, and why not the others.
 pub type ExplainWorkloads = Arc<dyn Fn(u32) -> Result<String, ErrorBody> + Send + Sync>;
+
+/// The output of this node's runs of reconcilers, as far as it is kept.
+pub trait RunLogSource: Send + Sync {
+    fn page(self: Arc<Self>, ask: RunLogAsk) -> BoxFuture<'static, Result<RunLogPart, ErrorBody>>;
+}
 
 /// A daemon that waits for its unlock key.
 pub trait LockedDaemon: Send + Sync {

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use muster_gates::{Write, drift, sealed};
+use muster_gates::{ObjectFilter, Waves, Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Action, AppliedDefinitionView, AppliedView, Change, Command, CommandRefusal, Definition, DefinitionKey,
-    DefinitionView, DesiredObject, ErrorBody, ErrorCode, FencingToken, ForcedFloorView, Gate, Guard, LEVEL_RECONCILER,
-    ListView, Participant, ParticipantKey, ParticipantPhase, PlanView, Principal, Progress, ReconcilerChange,
-    Reconcilers, Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
+    AppliedDefinitionView, AppliedView, Change, Command, CommandRefusal, Definition, DefinitionKey, DefinitionView,
+    DesiredObject, ErrorBody, ErrorCode, FencingToken, ForcedFloorView, Gate, Guard, LEVEL_RECONCILER, ListView,
+    Participant, ParticipantKey, ParticipantPhase, PlanView, Principal, Progress, ReconcilerChange, Reconcilers,
+    Replica, RequestId, Revision, RunRecord, SessionId, Tables, Triple, is_dns_label, runner_lease,
 };
 use serde_json::json;
 use tokio::time::Instant;
@@ -21,8 +21,13 @@ use crate::core::{check_scope, on_behalf, reserved};
 use crate::reads::to_text;
 use crate::work::{Proposed, Work};
 
+mod external;
+mod objects;
+
 /// The length of a SHA-256 in hexadecimal.
 const DIGEST_CHARS: usize = 64;
+/// The longest name of a step: a DNS subdomain.
+const MAX_STEP_NAME_BYTES: usize = 253;
 /// Definitions of one request.
 const MAX_DEFINITIONS: usize = 64;
 /// Writes of one wave in flight.
@@ -33,7 +38,7 @@ const MAX_NAMED_ERRORS: usize = 32;
 /// once.
 const CHANGE_GATHER_TIME: Duration = Duration::from_millis(50);
 
-fn no_such(name: &str) -> ErrorBody {
+pub(crate) fn no_such(name: &str) -> ErrorBody {
     let text = format!("no such reconciler: {name}; `muster reconciler list` lists the existing ones");
     ErrorBody::new(ErrorCode::NotFound, text)
 }
@@ -81,7 +86,10 @@ impl ReconcilerRequests<'_> {
                 let lease = runner_lease(name);
                 let term =
                     |tables: &Tables| tables.objects.get(&lease).map_or(Revision(0), |object| object.meta.revision);
-                let newest = |tables: &Tables| tables.reconcilers.changed.max(term(tables));
+                let newest = |tables: &Tables| {
+                    let selection = muster_gates::selection_changed(tables, name);
+                    tables.reconcilers.changed.max(term(tables)).max(selection)
+                };
                 self.changed(*wait_ms, |tables| newest(tables) > *seen).await?
             }
             R::Status { seen, wait_ms, .. } => {
@@ -90,6 +98,10 @@ impl ReconcilerRequests<'_> {
             }
             R::Admission { key, seen, wait_ms } => {
                 self.changed(*wait_ms, |tables| concerns(tables, key, *seen)).await?
+            }
+            R::ObjectChanges { kind, namespace, seen, wait_ms } => {
+                let filter = ObjectFilter { kind: kind.as_deref(), namespace: namespace.as_deref() };
+                return self.object_changes(filter, *seen, *wait_ms).await;
             }
             _ => self.work.confirmed().await?,
         };
@@ -107,6 +119,7 @@ impl ReconcilerRequests<'_> {
             R::History { name } => {
                 to_text(&muster_gates::history(tables, name).ok_or_else(|| no_gate(&tables.reconcilers, name))?)
             }
+            R::Runs { name } => to_text(&muster_gates::runs(tables, name).ok_or_else(|| no_such(name))?),
             R::MemberList { scope } => to_text(&muster_gates::members(tables, scope.as_deref())),
             R::ObjectList { kind, namespace } => {
                 let wanted = |object: &&Arc<muster_messages::ManagedObject>| {
@@ -125,9 +138,9 @@ impl ReconcilerRequests<'_> {
             R::View { name, release, .. } => {
                 let mut view = muster_gates::runner_view(tables, name, *release);
                 if !on_behalf::is_runner(tables, caller, name)
-                    && let Some(Definition { action: Action::Command(command), .. }) = &mut view.definition
+                    && let Some(definition) = &mut view.definition
                 {
-                    *command = command.redacted();
+                    definition.action.redact();
                 }
                 to_text(&view)
             }
@@ -197,6 +210,10 @@ impl ReconcilerRequests<'_> {
             }
             R::DeleteGate { name } => ReconcilerChange::DeleteGate { reconciler: name_of(name) },
             R::Delete { name } => ReconcilerChange::Forget { reconciler: name_of(name) },
+            R::MemberAnnounce { scope, member, release, needs, allow_undefined_scope } => {
+                let key = ParticipantKey { scope: scope.clone(), member: member.clone(), incarnation: SessionId(0) };
+                return self.announce_external(key, *release, needs.clone(), *allow_undefined_scope).await;
+            }
             R::MemberForget { scope, member } => return self.members(scope, member, true).await,
             R::MemberDrain { scope, member } => return self.members(scope, member, false).await,
             R::ObjectPut { key, labels, body } => {
@@ -249,6 +266,28 @@ impl ReconcilerRequests<'_> {
                 }
                 let node = if let Principal::Node(id) = *caller { id } else { progress.node };
                 ReconcilerChange::Progress(Box::new(Progress { node, ..progress.clone() }))
+            }
+            R::StepDone { name, release, digest, term, step } => {
+                check_run_name(name, digest)?;
+                if step.len() > MAX_STEP_NAME_BYTES {
+                    return Err(ErrorBody::invalid(format!(
+                        "the name of a step has {MAX_STEP_NAME_BYTES} bytes at most"
+                    )));
+                }
+                on_behalf::for_runner(&known.tables, caller, name, *term)?;
+                let (reconciler, release, digest) = (name_of(name), *release, digest.clone());
+                let (term, step) = (*term, step.clone());
+                let change = ReconcilerChange::StepDone { reconciler, release, digest, term, step };
+                let replica = self.change(change).await?;
+                return Ok(json!({"revision": replica.tables.revision}).to_string());
+            }
+            R::RecordRun { record } => {
+                on_behalf::for_runner(&known.tables, caller, &record.reconciler, record.term)?;
+                if let Some(fault) = muster_gates::fault_of_run(record) {
+                    return Err(ErrorBody::invalid(fault));
+                }
+                let node = if let Principal::Node(id) = *caller { id } else { record.node };
+                ReconcilerChange::RecordRun(Box::new(RunRecord { node, ..(**record).clone() }.kept()))
             }
             R::RaiseLevel { level, term } => return self.raise_level(*level, *term).await,
             other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a change: {other:?}"))),
@@ -378,6 +417,13 @@ impl ReconcilerRequests<'_> {
             return Err(ErrorBody::new(ErrorCode::Conflict, text));
         }
         let nth = usize::try_from(wave).unwrap_or(usize::MAX);
+        if let Some(unmet) = Waves::of(definition).unmet(all, nth) {
+            let answer = json!({
+                "created": 0, "updated": 0, "deleted": 0, "unchanged": 0, "errors": [], "errors_in_all": 0,
+                "waiting": unmet.to_string(),
+            });
+            return Ok(answer.to_string());
+        }
         let writes = drift(all, definition, nth);
         let unchanged = writes.iter().filter(|write| matches!(write, Write::Keep(_))).count();
         let made = stream::iter(writes.into_iter().filter(|write| !matches!(write, Write::Keep(_))))

@@ -10,7 +10,7 @@ use muster_messages::{
 use serde_json::Value;
 
 use super::*;
-use crate::tests::{REQUEST, TERM, World, candidate, definition, node, participant, tables_of, triple};
+use crate::tests::{REQUEST, TERM, World, candidate, definition, node, participant, run, tables_of, triple};
 
 fn progress() -> Progress {
     Progress {
@@ -57,6 +57,7 @@ async fn other_node_cannot_act_for_candidate_participant_or_run() {
         step("schema"),
         wave(&definition(vec![])),
         R::Progress { progress: progress() },
+        R::RecordRun { record: Box::new(run(1, 1)) },
     ];
     for request in reconcilers.map(Request::Reconciler).into_iter().chain([renew, release].map(Request::Lease)) {
         let (status, answer, proposed) = world.native(&node(2), request.clone()).await;
@@ -202,6 +203,20 @@ async fn progress_report_is_attributed_to_its_sender() {
         World::new().reconciler(&node(1), ReconcilerRequest::Progress { progress: claimed }).await;
     let sent = vec![Change::Reconciler(ReconcilerChange::Progress(Box::new(progress())))];
     assert_eq!((status.as_u16(), proposed), (200, vec![(REQUEST, node(1), sent)]));
+}
+
+#[tokio::test]
+async fn recorded_run_is_attributed_to_its_sender_and_cut() {
+    let claimed = RunRecord { node: NodeId::from_entropy(2), tail: "x".repeat(9_000), ..run(1, 1) };
+    let (status, _, proposed) =
+        World::new().reconciler(&node(1), ReconcilerRequest::RecordRun { record: Box::new(claimed) }).await;
+    let sent = RunRecord { tail: "x".repeat(muster_messages::MAX_RUN_TEXT_BYTES), ..run(1, 1) };
+    let sent = vec![Change::Reconciler(ReconcilerChange::RecordRun(Box::new(sent)))];
+    assert_eq!((status.as_u16(), proposed), (200, vec![(REQUEST, node(1), sent)]));
+    let unnamed = RunRecord { reconciler: "x".repeat(9_000), ..run(1, 1) };
+    let (status, ..) =
+        World::new().reconciler(&node(1), ReconcilerRequest::RecordRun { record: Box::new(unnamed) }).await;
+    assert_eq!(status, 400);
 }
 
 /// API-3. This module only asks for the check.

@@ -155,7 +155,9 @@ fn answer_timeout(request: &Request) -> Duration {
             ReconcilerRequest::Status { wait_ms, .. }
             | ReconcilerRequest::Admission { wait_ms, .. }
             | ReconcilerRequest::Definitions { wait_ms, .. }
-            | ReconcilerRequest::View { wait_ms, .. },
+            | ReconcilerRequest::View { wait_ms, .. }
+            | ReconcilerRequest::ObjectChanges { wait_ms, .. }
+            | ReconcilerRequest::Log { wait_ms, .. },
         ) => Duration::from_millis(*wait_ms),
         // Thousands of log entries.
         Request::Reconciler(ReconcilerRequest::Wave { .. }) => Duration::from_secs(56),

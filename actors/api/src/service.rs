@@ -25,6 +25,7 @@ use crate::ports::{ApiPorts, ManagerPorts, NodeFacts};
 use crate::reads::{Reads, not_leading, to_text};
 use crate::reconcilers::ReconcilerRequests;
 use crate::relay::Relay;
+use crate::run_logs::RunLogRequest;
 use crate::shares::{Share, Shares};
 use crate::work::Work;
 use crate::writes::Writes;
@@ -297,6 +298,10 @@ impl Service {
             (Request::Lease(request @ LeaseRequest::Watch { lease, seen, wait_ms }), _) => {
                 LeaseRequests { work, request }.watch(lease, *seen, Duration::from_millis(*wait_ms)).await
             }
+            (Request::Reconciler(ReconcilerRequest::Log { name, run, offset, wait_ms }), _) => {
+                let (offset, wait_ms) = (*offset, *wait_ms);
+                RunLogRequest { work, reconciler: name, number: *run, offset, wait_ms }.answer().await
+            }
             (Request::Reconciler(request), Kind::Read) => ReconcilerRequests { work, request }.read().await,
             (_, Kind::Write | Kind::SecretRead | Kind::LeaderRead) => Writes { work }.answer(relayed).await,
             (_, Kind::StaleableRead) => Reads { work }.staleable(relayed).await,
@@ -477,7 +482,11 @@ pub(crate) fn waits(request: &Request) -> bool {
         Request::Events { wait_ms: 1.., .. }
             | Request::NodeWatch { wait_ms: 1.., .. }
             | Request::Lease(LeaseRequest::Watch { wait_ms: 1.., .. })
-            | Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. })
+            | Request::Reconciler(
+                ReconcilerRequest::View { wait_ms: 1.., .. }
+                    | ReconcilerRequest::ObjectChanges { wait_ms: 1.., .. }
+                    | ReconcilerRequest::Log { wait_ms: 1.., .. }
+            )
     )
 }
 

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request as HttpRequest, StatusCode};
+use futures_util::future::BoxFuture;
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
-use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg};
-use muster_messages::wire::{ApiCall, ReconcilerRequest, Request};
+use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, SessionsMsg};
+use muster_messages::wire::{ApiCall, ReconcilerRequest, Request, RunLogAsk, RunLogPart};
 use muster_messages::*;
 use muster_raft_member::ObjectFeed;
 use serde_json::Value;
@@ -17,7 +18,7 @@ use tower_service::Service as _;
 
 use crate::http::{Peer, routes};
 use crate::service::Service;
-use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
+use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts, RunLogSource};
 
 /// The description of `/v1`.
 pub fn description() -> Value {
@@ -80,8 +81,20 @@ pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
             })
         }),
         explain_workloads: None,
+        run_logs: Some(Arc::new(FewWords)),
         locked: None,
     })
+}
+
+/// A log of runs of which each has written `said`.
+struct FewWords;
+
+impl RunLogSource for FewWords {
+    fn page(self: Arc<Self>, ask: RunLogAsk) -> BoxFuture<'static, Result<RunLogPart, ErrorBody>> {
+        let text = "said".chars().skip(usize::try_from(ask.offset).unwrap()).collect();
+        let part = RunLogPart { kept: true, offset: ask.offset, text, next_offset: 4, ..RunLogPart::default() };
+        Box::pin(async move { Ok(part) })
+    }
 }
 
 /// A proposed command, except what its moment decides.
@@ -97,7 +110,7 @@ pub struct World {
     pub service: Service,
     pub published: Arc<watch::Sender<Arc<Replica>>>,
     proposed: Arc<Mutex<Vec<Proposal>>>,
-    _in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
+    in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
 }
 
 /// The replica of a leader.
@@ -138,7 +151,7 @@ impl World {
             })
         };
         let in_force = watch::Sender::new(Some(runtime(published.subscribe(), raft)));
-        Self { service: service(in_force.subscribe()), published, proposed, _in_force: in_force }
+        Self { service: service(in_force.subscribe()), published, proposed, in_force }
     }
 
     /// A leader that applies what is proposed.
@@ -147,6 +160,15 @@ impl World {
             let at = tables.revision.next();
             Some(muster_store::apply(tables, at, command))
         })
+    }
+
+    /// The same, with these sessions.
+    pub fn hosting(self, sessions: Recipient<SessionsMsg>) -> Self {
+        self.in_force.send_modify(|ports| {
+            let own = ports.take().and_then(Arc::into_inner).expect("no request holds them");
+            *ports = Some(Arc::new(ManagerPorts { sessions, ..own }));
+        });
+        self
     }
 
     /// The status and the answer over HTTP; null unless the answer is JSON.
@@ -221,6 +243,27 @@ pub fn candidate() -> Participant {
     participant(&candidates_scope("schema"), "r", 30, Some(1))
 }
 
+/// A run of `schema` that failed on a node.
+pub fn run(number: u64, on: u128) -> RunRecord {
+    RunRecord {
+        reconciler: "schema".into(),
+        number,
+        term: TERM,
+        of_term: number,
+        attempt: 1,
+        node: NodeId::from_entropy(on),
+        release: triple("2.0.0").into(),
+        step: None,
+        began: WallTime(0),
+        ran_for_ms: Some(20),
+        exit: Some(RunExit { status: Some(3), signal: None, text: "the command exited with 3".into() }),
+        outcome: RunOutcome::Failed,
+        head: "first".into(),
+        tail: "last".into(),
+        revision: Revision(0),
+    }
+}
+
 pub fn cluster() -> ClusterRecord {
     ClusterRecord {
         id: ClusterId::from_entropy(1),
@@ -282,5 +325,7 @@ pub fn tables_of(definition: Definition) -> Tables {
     all.objects.insert(object.key.clone(), Arc::new(object));
     all.definitions.insert(definition.key(), Arc::new(definition));
     all.changed = Revision(9);
+    let runs = [run(1, 1), run(2, 2)].map(Arc::new).into_iter().collect();
+    tables.records.runs.insert("schema".into(), Arc::new(RunRecords { last: 2, runs }));
     tables
 }

@@ -135,10 +135,12 @@ fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), Erro
         Request::UserCreate { kind, .. } => kind.is_read_only(),
         _ => false,
     };
-    if needs && level < IDENTITY_LEVEL {
-        return Err(CommandRefusal::FeatureLevel { needs: IDENTITY_LEVEL, level }.into());
-    }
-    Ok(())
+    let needs = match request {
+        Request::Reconciler(request) => request.needs_level(),
+        _ if needs => IDENTITY_LEVEL,
+        _ => 0,
+    };
+    if level < needs { Err(CommandRefusal::FeatureLevel { needs, level }.into()) } else { Ok(()) }
 }
 
 /// A transfer is the one request that ends the leadership of the leader it was sent to, and asking the next leader

@@ -228,3 +228,30 @@ fn events_come_in_pages_that_a_frame_holds() {
     );
     assert_eq!((whole.revision, whole.more), (Revision(5_000), false));
 }
+
+/// LEVEL-4: a manager of an earlier build could not read them.
+#[test]
+fn newer_definitions_are_refused_below_their_level() {
+    use muster_messages::wire::ReconcilerRequest;
+    let at = |level: u32| {
+        let mut tables = tables();
+        let cluster =
+            tables.cluster.as_ref().map(|cluster| ClusterRecord { feature_level: level, ..(**cluster).clone() });
+        tables.cluster = cluster.map(std::sync::Arc::new);
+        tables
+    };
+    let usual = Definition::new("schema", Triple::new(1, 0, 0).into(), "db", Triple::default(), Action::Handler);
+    let options = DefinitionOptions { applies: Applies::OrLater, ..DefinitionOptions::default() };
+    let (or_later, chain) =
+        (Definition { options, ..usual.clone() }, Definition { action: Action::Chain(vec![]), ..usual.clone() });
+    let apply = |definition: &Definition| {
+        Request::Reconciler(ReconcilerRequest::Apply { definitions: vec![definition.clone()], replace: false })
+    };
+    let check = crate::writes::check_supported_by_all;
+    assert_eq!(check(&at(DEFINITIONS_LEVEL - 1), &apply(&usual)), Ok(()));
+    for newer in [&or_later, &chain] {
+        let refusal = check(&at(DEFINITIONS_LEVEL - 1), &apply(newer)).unwrap_err();
+        assert!(refusal.code == ErrorCode::GateClosed && refusal.message.contains("it rises once"), "{refusal:?}");
+        assert_eq!(check(&at(DEFINITIONS_LEVEL), &apply(newer)), Ok(()));
+    }
+}

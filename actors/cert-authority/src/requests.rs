@@ -45,9 +45,9 @@ pub(crate) fn read(msg: CertAuthorityMsg, tables: &Tables) -> Arrived {
             Arrived::Request(Port::User(reply), cert_request)
         }
         CertAuthorityMsg::SignWorkload { identity, request, reply } => {
-            let cert_request = verify::public_key(&request.public_key_der).map(|key| {
+            let cert_request = verify::wanted(&request).map(|wanted| {
                 let workload = request.workload;
-                CertificateRequest::Workload(WorkloadRequest { identity: *identity, workload, key })
+                CertificateRequest::Workload(WorkloadRequest { identity: *identity, workload, wanted })
             });
             Arrived::Request(Port::Workload(reply), cert_request)
         }
@@ -62,7 +62,7 @@ impl Port {
             Ok(Answer::Signed(_)) => debug!("certificate signed"),
             Ok(Answer::Joined(JoinReply::Joined { node, .. })) => info!(%node, "node joined"),
             Ok(Answer::Joined(_)) => {}
-            Ok(Answer::Workload(_)) => debug!("workload certificate signed"),
+            Ok(Answer::Workload(_)) => debug!("signed for a workload"),
             Ok(Answer::User(user)) => info!(serial = %user.serial, "user certificate signed"),
             Err(refusal) => debug!(code = %refusal.code, why = %refusal.message, "certificate refused"),
         }

@@ -129,8 +129,8 @@ impl CertAuthorityShell {
             Effect::Sign { step, profile, key } => {
                 return Some(Input::Signed(step, self.signer.sign(self.core.tables(), &profile, &key)));
             }
-            Effect::SignWorkload { step, profile, key } => {
-                return Some(Input::Signed(step, self.signer.sign_workload(self.core.tables(), &profile, &key)));
+            Effect::SignWorkload(step, work) => {
+                return Some(Input::SignedWorkload(step, self.signer.sign_workload(self.core.tables(), &work)));
             }
             Effect::Propose { step, command } => self.propose(cx, step, command),
             Effect::CatchUp(until) => {

@@ -1,10 +1,10 @@
 //! The signing root, as the replicated state names it.
 
 use muster_messages::Tables;
-use muster_pki::{CsrKey, Issuer, PublicKey, SignError, Signed, WorkloadProfile};
+use muster_pki::{CsrKey, Issuer, SignError, Signed};
 use tracing::warn;
 
-use crate::core::Profile;
+use crate::core::{Profile, WorkloadSigned, WorkloadWork};
 
 #[derive(Default)]
 pub(crate) struct Signer {
@@ -25,15 +25,16 @@ impl Signer {
         signed
     }
 
-    pub fn sign_workload(
-        &mut self,
-        tables: &Tables,
-        profile: &WorkloadProfile,
-        key: &PublicKey,
-    ) -> Result<Signed, SignError> {
-        let signed = self.issuer(tables)?.sign_workload(profile, key);
+    pub fn sign_workload(&mut self, tables: &Tables, work: &WorkloadWork) -> Result<WorkloadSigned, SignError> {
+        let issuer = self.issuer(tables)?;
+        let (workload, signed) = match work {
+            WorkloadWork::Certificate(profile, key) => {
+                (&profile.workload, issuer.sign_workload(profile, key).map(WorkloadSigned::Certificate))
+            }
+            WorkloadWork::Jwt(profile) => (&profile.workload, issuer.sign_jwt(profile).map(WorkloadSigned::Jwt)),
+        };
         if let Err(why) = &signed {
-            warn!(%why, workload = %profile.workload, "workload certificate signing failed");
+            warn!(%why, %workload, "signing for a workload failed");
         }
         signed
     }

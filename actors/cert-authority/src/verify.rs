@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use muster_messages::wire::JoinRequest;
-use muster_messages::{ErrorBody, ErrorCode, Tables, check_labels, check_text, printable};
+use muster_messages::wire::{JoinRequest, WorkloadRequest, WorkloadWanted};
+use muster_messages::{ErrorBody, ErrorCode, Tables, check_jwt_audience, check_labels, check_text, printable};
 use muster_pki::{CsrKey, PublicKey, verify_rekey};
 
-use crate::core::VerifiedJoin;
+use crate::core::{VerifiedJoin, Wanted};
 
 const MAX_ADDR: usize = 261; // a DNS name of 253, a colon, a port, and brackets
 const MAX_RELEASE: usize = 64;
@@ -16,10 +16,18 @@ pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
     CsrKey::parse(csr_pem).map_err(|e| ErrorBody::invalid(e.to_string()))
 }
 
-/// The key of a workload.
-pub(crate) fn public_key(der: &[u8]) -> Result<PublicKey, ErrorBody> {
-    PublicKey::parse(der)
-        .map_err(|_| ErrorBody::invalid("the public key of a workload must be ECDSA P-256, uncompressed"))
+/// What is to be signed for a workload.
+pub(crate) fn wanted(request: &WorkloadRequest) -> Result<Wanted, ErrorBody> {
+    let malformed = |_| ErrorBody::invalid("the request is neither for a public key nor for a JWT");
+    match request.wanted().map_err(malformed)? {
+        WorkloadWanted::Certificate { public_key_der } => PublicKey::parse(&public_key_der)
+            .map(Wanted::Certificate)
+            .map_err(|_| ErrorBody::invalid("the public key of a workload must be ECDSA P-256, uncompressed")),
+        WorkloadWanted::Jwt { audience } => {
+            check_jwt_audience(&audience).map_err(ErrorBody::invalid)?;
+            Ok(Wanted::Jwt(audience))
+        }
+    }
 }
 
 /// A join request that may be judged. A proof of an older identity is verified here, against the applied root.

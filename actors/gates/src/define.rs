@@ -1,17 +1,32 @@
 //! Incoming definitions: which are valid, and the digest that distinguishes two of one release.
 
+use std::collections::BTreeSet;
+
 use muster_messages::{
-    Action, CommandAction, DNS_LABEL, Definition, DesiredObject, Progress, RECONCILER_LABEL, Revision, WallTime,
-    is_dns_label, is_dns_subdomain,
+    Action, ChainStep, CommandAction, DNS_LABEL, Definition, DefinitionTiming, DesiredObject, Progress,
+    RECONCILER_LABEL, Revision, RunRecord, WallTime, is_dns_label, is_dns_subdomain,
 };
 use sha2::{Digest, Sha256};
+
+use crate::options::fault_of_options;
 
 /// Maximum objects of one definition.
 const MAX_OBJECTS: usize = 5_000;
 /// Maximum bytes of one definition as JSON: it travels in one log entry.
 const MAX_DEFINITION_BYTES: usize = 512 * 1024;
+/// The shortest and the longest lease of a runner, in milliseconds. The first is some elections of a leader; the second is the longest
+/// that the leader grants to candidates.
+pub const MIN_LEASE_MS: u64 = 3_000;
+pub const MAX_LEASE_MS: u64 = 60_000;
+/// The longest that an older candidate waits for newer ones that have left, and a runner that has resigned keeps out.
+const MAX_HOLD_MS: u64 = 3_600_000;
+const MIN_RESIGN_PAUSE_MS: u64 = 1_000;
+/// Maximum steps of one chain.
+const MAX_STEPS: usize = 1_000;
+/// A SHA-512 in hexadecimal, with its name.
+const MAX_STEP_DIGEST_BYTES: usize = 160;
 /// Maximum waves of one definition.
-const MAX_WAVES: u32 = 1_000;
+pub(crate) const MAX_WAVES: u32 = 1_000;
 /// The longest period, pause or run: a year, in milliseconds.
 const MAX_DURATION_MS: u64 = 366 * 24 * 3_600_000;
 /// Maximum reconcilers that one may depend on.
@@ -33,8 +48,7 @@ pub fn digest(definition: &Definition) -> String {
     if let Action::Objects(objects) = &mut bare.action {
         objects.sort_by(|a, b| a.key.cmp(&b.key));
     }
-    let text = serde_json::to_vec(&bare).unwrap_or_default();
-    Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&serde_json::to_vec(&bare).unwrap_or_default())
 }
 
 /// The definition with its digest, if it is valid.
@@ -44,6 +58,11 @@ pub fn sealed(mut definition: Definition) -> Result<Definition, BadDefinition> {
         let (reconciler, release) = (definition.reconciler.clone(), definition.release.to_string());
         return Err(BadDefinition { reconciler, release, why });
     }
+    if let Action::Chain(steps) = &mut definition.action {
+        for step in steps.iter_mut().filter(|step| step.digest.is_empty()) {
+            step.digest = step_digest(&step.command);
+        }
+    }
     definition.digest = digest(&definition);
     Ok(definition)
 }
@@ -51,6 +70,9 @@ pub fn sealed(mut definition: Definition) -> Result<Definition, BadDefinition> {
 fn fault(d: &Definition) -> Option<String> {
     if !is_dns_label(&d.reconciler) || !is_dns_label(&d.scope) {
         return Some(format!("a name and a scope are {DNS_LABEL}"));
+    }
+    if let Err(why) = d.release.plain() {
+        return Some(why.to_string());
     }
     if let Some(from) = d.from_at_least.filter(|from| *from > d.release.triple) {
         return Some(format!("from_at_least {from} is above the release itself"));
@@ -67,6 +89,9 @@ fn fault(d: &Definition) -> Option<String> {
     if d.resign_after == 0 {
         return Some("resign_after is 1 at least: the failures in a row after which a runner resigns".to_owned());
     }
+    if let Some(why) = fault_of_timing(&d.options.timing) {
+        return Some(why);
+    }
     if d.depends_on.len() > MAX_DEPENDENCIES {
         return Some(format!("{} dependencies; {MAX_DEPENDENCIES} is the limit", d.depends_on.len()));
     }
@@ -76,15 +101,69 @@ fn fault(d: &Definition) -> Option<String> {
     if let Some(bad) = d.depends_on.iter().find(|name| !is_dns_label(name)) {
         return Some(format!("depends_on {bad:?}: a name is {DNS_LABEL}"));
     }
+    if let Some(why) = fault_of_options(d) {
+        return Some(why);
+    }
     match &d.action {
         Action::Objects(objects) => fault_of_objects(objects),
         Action::Command(command) => fault_of_command(command),
         Action::Handler => None,
+        Action::Chain(steps) => fault_of_chain(steps),
     }
     .or_else(|| {
         let bytes = serde_json::to_vec(d).map_or(0, |text| text.len());
         (bytes > MAX_DEFINITION_BYTES).then(|| format!("{bytes} bytes; {MAX_DEFINITION_BYTES} is the limit"))
     })
+}
+
+fn fault_of_timing(timing: &DefinitionTiming) -> Option<String> {
+    let DefinitionTiming { lease_ms, hold_ms, resign_pause_ms } = *timing;
+    if let Some(ms) = lease_ms.filter(|ms| !(MIN_LEASE_MS..=MAX_LEASE_MS).contains(ms)) {
+        return Some(format!(
+            "a lease of {ms} ms: it is 3 s to 60 s. A shorter one would end with each change of the cluster's leader, and leave a \
+             command, which has a third of it to end, no time to do so; a longer one is how long a dead runner holds up the others"
+        ));
+    }
+    if let Some(ms) = hold_ms.filter(|ms| *ms > MAX_HOLD_MS) {
+        return Some(format!(
+            "a hold of {ms} ms: it is an hour at most. Meanwhile, no older candidate takes over from newer ones that have left"
+        ));
+    }
+    let pause = resign_pause_ms.filter(|ms| !(MIN_RESIGN_PAUSE_MS..=MAX_HOLD_MS).contains(ms));
+    pause.map(|ms| {
+        format!("a resign_pause of {ms} ms: it is 1 s to 1 h. A shorter one would give the work back to the node that has just failed at it")
+    })
+}
+
+fn fault_of_chain(steps: &[ChainStep]) -> Option<String> {
+    if steps.len() > MAX_STEPS {
+        return Some(format!("{} steps; {MAX_STEPS} is the limit", steps.len()));
+    }
+    let mut names = BTreeSet::new();
+    steps.iter().find_map(|step| {
+        let name = &step.name;
+        if !is_dns_subdomain(name) {
+            return Some(format!(
+                "step {name:?}: a name is a DNS subdomain (RFC 1123): lower-case letters, digits, '-' and '.'"
+            ));
+        }
+        if !names.insert(name) {
+            return Some(format!("step {name} is listed twice"));
+        }
+        if step.digest.len() > MAX_STEP_DIGEST_BYTES {
+            return Some(format!("step {name}: a digest has {MAX_STEP_DIGEST_BYTES} bytes at most"));
+        }
+        fault_of_command(&step.command).map(|why| format!("step {name}: {why}"))
+    })
+}
+
+/// The digest of a step whose author gave none.
+fn step_digest(command: &CommandAction) -> String {
+    hex(&serde_json::to_vec(command).unwrap_or_default())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn fault_of_command(command: &CommandAction) -> Option<String> {
@@ -158,5 +237,16 @@ pub fn fault_of_progress(progress: &Progress) -> Option<String> {
     ];
     let error = progress.last_error.as_ref().map(|error| ("last_error", error.as_str(), MAX_SENTENCE_BYTES));
     let long = texts.into_iter().chain(error).find(|(_, text, most)| text.len() > *most);
-    long.map(|(what, text, most)| format!("{what}: {} bytes; {most} is the limit", text.len()))
+    too_long(long)
+}
+
+/// What is wrong with the record of a run: it comes from a program, and is stored. Its texts are cut to what is kept.
+pub fn fault_of_run(run: &RunRecord) -> Option<String> {
+    let step = run.step.as_deref().unwrap_or_default();
+    let texts = [("reconciler", run.reconciler.as_str(), MAX_WORD_BYTES), ("step", step, MAX_WORD_BYTES)];
+    too_long(texts.into_iter().find(|(_, text, most)| text.len() > *most))
+}
+
+fn too_long(text: Option<(&str, &str, usize)>) -> Option<String> {
+    text.map(|(what, text, most)| format!("{what}: {} bytes; {most} is the limit", text.len()))
 }

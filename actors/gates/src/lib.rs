@@ -6,12 +6,19 @@
 //!             VIEW-2  a participant that waits gets the reason, and the command that would help.
 //! The gates' own rules are not here: they are enforced where entries are applied (`muster-store`).
 
+mod changes;
 mod define;
 mod objects;
+mod options;
+mod runs;
 mod status;
 mod view;
 
-pub use self::define::{BadDefinition, digest, fault_of_progress, sealed, sound_object};
+pub use self::changes::{ObjectFilter, object_changes};
+pub use self::define::{
+    BadDefinition, MAX_LEASE_MS, MIN_LEASE_MS, digest, fault_of_progress, fault_of_run, sealed, sound_object,
+};
 pub use self::objects::{Waves, Write, drift};
-pub use self::status::{history, members, object, plan, status, status_definition, statuses};
-pub use self::view::{admission, definitions, runner_view};
+pub use self::runs::{run, run_view, runs};
+pub use self::status::{history, member, members, object, plan, status, status_definition, statuses};
+pub use self::view::{admission, definitions, runner_view, selection_changed};

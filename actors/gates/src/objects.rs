@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_messages::{Action, Definition, DesiredObject, ManagedKey, ManagedObject, RECONCILER_LABEL, Reconcilers};
+use muster_messages::{
+    Action, Definition, DesiredObject, ManagedKey, ManagedObject, RECONCILER_LABEL, Reconcilers, Unmet,
+};
 
 pub struct Waves<'a> {
     /// By number, then by key.
     waves: BTreeMap<u32, BTreeMap<&'a ManagedKey, &'a DesiredObject>>,
     wanted: BTreeSet<&'a ManagedKey>,
+    definition: &'a Definition,
 }
 
 impl<'a> Waves<'a> {
@@ -15,13 +18,24 @@ impl<'a> Waves<'a> {
     pub fn of(definition: &'a Definition) -> Self {
         let objects = match &definition.action {
             Action::Objects(objects) => objects.as_slice(),
-            Action::Command(_) | Action::Handler => &[],
+            Action::Command(_) | Action::Handler | Action::Chain(_) => &[],
         };
         let mut waves: BTreeMap<u32, BTreeMap<_, _>> = BTreeMap::new();
         for object in objects {
             waves.entry(object.wave).or_default().insert(&object.key, object);
         }
-        Self { waves, wanted: objects.iter().map(|object| &object.key).collect() }
+        let last = waves.keys().next_back().copied();
+        let conditions = &definition.options.wave_conditions;
+        if last.is_some_and(|last| conditions.iter().any(|condition| condition.wave >= last)) {
+            // What waits for them: the deletions, and the completion of the gate.
+            waves.insert(u32::MAX, BTreeMap::new());
+        }
+        Self { waves, wanted: objects.iter().map(|object| &object.key).collect(), definition }
+    }
+    /// The first condition on which the `nth` wave waits. `None`: it may be written.
+    pub fn unmet(&self, all: &Reconcilers, nth: usize) -> Option<Unmet> {
+        let number = self.waves.keys().nth(nth).copied().unwrap_or(u32::MAX);
+        self.definition.unmet_before(number, &all.objects)
     }
     /// The number of waves. An empty object set has one, which deletes unwanted objects.
     pub fn count(&self) -> usize {

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use muster_messages::wire::CandidateView;
 use muster_messages::{
     Action, Blocker, BlockerView, Definition, DefinitionKey, Gate, GateEntryView, GateHistoryView, GatePath, GateState,
     GateStatusView, HoldReason, HoldView, LastFailure, LastFailureView, ListView, ManagedObject, Name,
     ObjectMetadataView, ObjectView, Participant, ParticipantCounts, ParticipantPhase, ParticipantView, PhaseReason,
-    PlanView, PlannedGateView, PlannedObjectView, PlannedSideView, Progress, RECONCILER_LABEL, ReconcilerPhase,
-    ReconcilerStatusView, ReconcilerView, Reconcilers, ReleaseDefinitionView, RunnerChoice, RunnerStatusView, Tables,
-    Triple, WallTime, Word, runner_lease,
+    PlanView, PlannedGateView, PlannedObjectView, PlannedSideView, PlannedWaitView, Progress, RECONCILER_LABEL,
+    ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Reconcilers, ReleaseDefinitionView, RunnerChoice,
+    RunnerStatusView, StepView, Tables, Triple, WallTime, WaveCondition, Word, runner_lease,
 };
 
 use crate::objects::{Waves, Write};
-use crate::view::{best_candidate, candidates};
+use crate::view::{best_candidate, candidates, eligible};
 
 fn gate(gate: &Gate) -> GateStatusView {
     if gate.is_readable() {
@@ -68,11 +70,38 @@ pub fn status(tables: &Tables, name: &str) -> Option<ReconcilerStatusView> {
         brief,
         blockers: named(tables, blockers),
         output: output(tables, name),
+        last_run: crate::runs::run(tables, name, None).map(|run| crate::runs::run_view(tables, run)),
         finalized: finalized(all, name),
         definitions: all.definitions_of(name).map(definition).collect(),
+        steps: steps(tables, name),
         history: all.gates.get(name).map(|g| gate_history(g)).unwrap_or_default(),
         revision: tables.revision,
     })
+}
+
+/// The steps that have run, then those of the chain that is applied or would be that have not.
+fn steps(tables: &Tables, name: &str) -> Vec<StepView> {
+    let chain = tables.records.chains.get(name);
+    let ran = chain.map(|chain| chain.steps.as_slice()).unwrap_or_default();
+    let done = ran.iter().map(|step| StepView {
+        name: step.name.clone(),
+        digest: step.digest.clone(),
+        release: Some(step.release.clone()),
+        at: Some(step.at),
+        node: step.node.and_then(|node| tables.nodes.get(&node)).map(|node| node.name.clone()),
+    });
+    let missing = match status_definition(tables, name).map(|definition| &definition.action) {
+        Some(Action::Chain(steps)) => steps.get(ran.len()..).unwrap_or_default(),
+        _ => &[],
+    };
+    let missing = missing.iter().map(|step| StepView {
+        name: step.name.clone(),
+        digest: step.digest.clone(),
+        release: None,
+        at: None,
+        node: None,
+    });
+    done.chain(missing).collect()
 }
 
 /// Of the current runner; before it has written anything, of the last failure.
@@ -129,7 +158,7 @@ fn brief(tables: &Tables, name: &str) -> Option<(ReconcilerView, Vec<Blocker>)> 
         message: phase.message,
         blockers_in_all,
         participants,
-        candidates: candidates(tables, name).len(),
+        candidates: eligible(tables, name).len(),
         attempt: progress.map_or(0, |p| p.attempt),
         consecutive_failures: failure
             .map_or_else(|| progress.map_or(0, |p| p.consecutive_failures), |failure| failure.failures),
@@ -170,9 +199,7 @@ fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Ru
 /// the newest.
 pub fn status_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Arc<Definition>> {
     let all = &tables.reconcilers;
-    let of_best = best_candidate(tables, name).and_then(|best| {
-        all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release: best.release.triple })
-    });
+    let of_best = best_candidate(tables, name).and_then(|best| all.definition_for(name, best.release.triple));
     of_best.or_else(|| all.definitions_of(name).last())
 }
 
@@ -212,7 +239,7 @@ fn phase(
         );
         return Phase::new(ReconcilerPhase::Blocked, PhaseReason::NoDefinition, message);
     };
-    let way = all.way(definition);
+    let way = tables.way(definition);
     if let Err(hold) = &way {
         let reason = hold.reason();
         // Finalization need not be offered while it is blocked.
@@ -220,10 +247,14 @@ fn phase(
             return Phase::new(reason.phase(), PhaseReason::Held(reason), hold.to_string());
         }
     }
-    if candidates(tables, name).is_empty() {
+    if eligible(tables, name).is_empty() {
+        if let Some(message) = not_selected(tables, name) {
+            return Phase::new(ReconcilerPhase::NoCandidate, PhaseReason::NotSelected, message);
+        }
         let of: Vec<String> = all.definitions_of(name).map(|d| d.release.to_string()).collect();
         let message = format!(
-            "no live node has a release with a definition ({}); start one with --release, or apply a definition for a release that runs",
+            "no live node has a release with a definition ({}); start one with --release, or apply a definition for a release that runs; \
+             a command runs only on nodes whose configuration lists its program, its user and its files (`[reconcilers]`)",
             of.join(", ")
         );
         return Phase::new(ReconcilerPhase::NoCandidate, PhaseReason::NoCandidate, message);
@@ -256,6 +287,29 @@ fn phase(
     }
 }
 
+/// Candidates named in a sentence.
+const MAX_NAMED_CANDIDATES: usize = 4;
+
+/// There are candidates, and their nodes lack labels.
+fn not_selected(tables: &Tables, name: &str) -> Option<String> {
+    let all = candidates(tables, name);
+    let described = |candidate: &CandidateView| {
+        let node = candidate.node.and_then(|id| tables.nodes.get(&id));
+        let whence = node.map_or_else(|| candidate.member.clone(), |node| node.name.to_string());
+        format!("{whence} has no {}", candidate.lacks.join(", "))
+    };
+    let first = all.first()?;
+    let named: Vec<String> = all.iter().take(MAX_NAMED_CANDIDATES).map(described).collect();
+    let more = all.len().saturating_sub(named.len());
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Some(format!(
+        "no node that could run it has the labels of its node selector: {}{more}; `muster node update NODE --label-add {}` takes effect \
+         at once",
+        named.join("; "),
+        first.lacks.first().map_or("KEY=VALUE", String::as_str)
+    ))
+}
+
 /// No candidate has reported as the runner.
 fn without_runner(tables: &Tables, name: &str, definition: &Definition) -> Phase {
     if let Some(failure) = tables.runs.failures.get(name) {
@@ -280,18 +334,27 @@ fn without_runner(tables: &Tables, name: &str, definition: &Definition) -> Phase
     Phase::new(ReconcilerPhase::Electing, PhaseReason::Electing, message)
 }
 
+/// How long older candidates wait for newer ones that have left, unless a definition says otherwise.
+const HOLD_MS: u64 = 30_000;
+
 /// Why candidates of another release would run it instead, if so: the plan of this definition would not begin.
 fn outranked(tables: &Tables, name: &str, definition: &Definition) -> Option<HoldView> {
     let best = best_candidate(tables, name)?;
-    let choice = tables.reconcilers.definitions_of(name).last()?.choice;
+    let all = &tables.reconcilers;
+    let newest = all.definitions_of(name).last()?;
+    if all.definition_for(name, best.release.triple).is_some_and(|theirs| theirs.release == definition.release) {
+        return None;
+    }
+    let (choice, hold_ms) = (newest.choice, newest.options.timing.hold_ms.unwrap_or(HOLD_MS));
     let (theirs, ours) = (&best.release, &definition.release);
     let (comes_first, word) = match choice {
         RunnerChoice::Newest => (theirs.triple > ours.triple, "newest"),
         RunnerChoice::Oldest => (theirs.triple < ours.triple, "oldest"),
     };
     let message = format!(
-        "nodes of release {theirs} are candidates, and the {word} release runs it; those of {ours} begin 30 s after the last of \
-         them has left"
+        "nodes of release {theirs} are candidates, and the {word} release runs it; those of {ours} begin {:?} after the last of \
+         them has left",
+        Duration::from_millis(hold_ms)
     );
     comes_first.then(|| HoldView { reason: HoldReason::NewerReleasePresent.into(), message })
 }
@@ -306,13 +369,13 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
         Some(release) => all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release })?,
         None => all.definitions_of(name).last()?,
     };
-    let way = all.way(definition);
+    let way = tables.way(definition);
     let mut blockers = blocking_members(all, definition);
     blockers.truncate(MAX_LISTED_BLOCKERS);
     let waves = Waves::of(definition);
     let numbers = match definition.action {
         Action::Objects(_) => 0..waves.count(),
-        Action::Command(_) | Action::Handler => 0..0,
+        Action::Command(_) | Action::Handler | Action::Chain(_) => 0..0,
     };
     let mut bytes_left = MAX_BODY_BYTES;
     let mut objects = Vec::new();
@@ -323,6 +386,8 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
     }
     let command = match &definition.action {
         Action::Command(command) => Some(command.argv.clone()),
+        // The next step.
+        Action::Chain(steps) => steps.get(tables.records.steps_done(name)).map(|step| step.command.argv.clone()),
         Action::Objects(_) | Action::Handler => None,
     };
     let hold = way.as_ref().err().map(HoldView::from).or_else(|| outranked(tables, name, definition));
@@ -333,6 +398,7 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
         path: way.ok().filter(|_| begins).map(Word::from),
         hold,
         objects,
+        waits: definition.options.wave_conditions.iter().map(|condition| planned_wait(all, condition)).collect(),
         command,
         blockers: named(tables, blockers),
         gate: PlannedGateView {
@@ -342,6 +408,21 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
             digest: definition.digest.clone(),
         },
     })
+}
+
+fn planned_wait(all: &Reconcilers, condition: &WaveCondition) -> PlannedWaitView {
+    let WaveCondition { wave, key, path, equals } = condition;
+    let unmet = condition.unmet(&all.objects);
+    PlannedWaitView {
+        wave: *wave,
+        kind: key.kind.clone(),
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        path: path.clone(),
+        equals: serde_json::from_str(equals).unwrap_or_default(),
+        holds: unmet.is_none(),
+        message: unmet.map(|unmet| unmet.to_string()),
+    }
 }
 
 /// One write, with the existing object and the resulting one.
@@ -372,7 +453,7 @@ fn planned(all: &Reconcilers, write: &Write, bytes_left: &mut usize) -> PlannedO
 }
 
 /// MEMBER: one start of a member.
-fn member(tables: &Tables, participant: &Participant) -> ParticipantView {
+pub fn member(tables: &Tables, participant: &Participant) -> ParticipantView {
     let key = &participant.key;
     ParticipantView {
         scope: key.scope.clone(),

@@ -1,26 +1,31 @@
 //! The views on which candidates, runners and participants act.
 
+use std::collections::BTreeMap;
+
 use muster_messages::wire::{AdmissionView, CandidateView, Definitions, GateView, MAX_BLOCKERS, RunnerView, Waiting};
 use muster_messages::{
-    Definition, DefinitionKey, HoldView, NodeId, NotAdmitted, Participant, ParticipantKey, RunnerChoice, Tables,
-    Triple, Word, candidates_scope,
+    DEFINITIONS_LEVEL, Definition, DefinitionTiming, HoldView, NodeId, NotAdmitted, Participant, ParticipantKey,
+    Revision, RunnerChoice, Tables, Triple, Word, candidates_scope,
 };
 
 use crate::objects::Waves;
 
-/// The reconcilers that a release defines.
+/// The reconcilers that a release defines, or that an earlier one defined for it, too.
 pub fn definitions(tables: &Tables, release: Triple) -> Definitions {
     let all = &tables.reconcilers;
-    let of_release = all.definitions.iter().filter(|(key, _)| key.release == release);
-    let items = of_release.map(|(key, d)| (key.reconciler.clone(), d.digest.clone())).collect();
-    Definitions { revision: tables.revision, items }
+    let up_to = all.definitions.values().filter(|d| d.release.triple <= release);
+    // The last one of each name is the newest.
+    let newest: BTreeMap<&str, &Definition> = up_to.map(|d| (d.reconciler.as_str(), d.as_ref())).collect();
+    let applied = || newest.values().filter(move |d| d.applies_to(release));
+    let items = applied().map(|d| (d.reconciler.clone(), d.digest.clone())).collect();
+    let scopes = applied().map(|d| (d.reconciler.clone(), d.scope.clone())).collect();
+    Definitions { revision: tables.revision, items, scopes }
 }
 
 /// See [`RunnerView`].
 pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
     let all = &tables.reconcilers;
-    let key = DefinitionKey { reconciler: name.to_owned(), release };
-    let definition = all.definitions.get(&key).map(|d| (**d).clone());
+    let definition = all.definition_for(name, release).map(|d| (**d).clone());
     let gate = all.gates.get(name);
     let gate = GateView {
         epoch: all.epoch_of(name),
@@ -29,9 +34,10 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
         term: gate.map(|gate| gate.now.term).unwrap_or_default(),
         at_work: definition.as_ref().is_some_and(|d| gate.is_some_and(|gate| gate.now.target == Some(d.target()))),
     };
-    let (choice, pinned) = who_runs(tables, name);
-    let way = definition.as_ref().map(|d| all.way(d));
-    let mut blockers = definition.as_ref().map(|d| all.blockers(name, &d.scope, release, d.floor)).unwrap_or_default();
+    let (choice, pinned, timing) = who_runs(tables, name);
+    let way = definition.as_ref().map(|d| tables.way(d));
+    let blockers_of = |d: &Definition| all.blockers(name, &d.scope, d.release.triple, d.floor);
+    let mut blockers = definition.as_ref().map(blockers_of).unwrap_or_default();
     let blockers_in_all = blockers.len();
     blockers.truncate(MAX_BLOCKERS);
     RunnerView {
@@ -40,12 +46,15 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
         candidates: candidates(tables, name),
         choice,
         pinned,
+        timing,
         hold: way.as_ref().and_then(|way| way.as_ref().err()).map(HoldView::from),
         path: way.and_then(Result::ok).map(Word::from),
         blockers,
         blockers_in_all,
         retries: all.controls.get(name).map_or(0, |c| c.retries),
         waves: definition.as_ref().map_or(0, waves),
+        steps_done: tables.records.steps_done(name),
+        records_runs: tables.feature_level() >= DEFINITIONS_LEVEL,
         definition,
     }
 }
@@ -55,24 +64,50 @@ fn waves(definition: &Definition) -> u32 {
 }
 
 /// Who shall run it: the newest definition's rule, for candidates of every release.
-fn who_runs(tables: &Tables, name: &str) -> (RunnerChoice, Option<NodeId>) {
+fn who_runs(tables: &Tables, name: &str) -> (RunnerChoice, Option<NodeId>, DefinitionTiming) {
     let newest = tables.reconcilers.definitions_of(name).last();
-    newest.map(|d| (d.choice, d.pinned)).unwrap_or_default()
+    newest.map(|d| (d.choice, d.pinned, d.options.timing)).unwrap_or_default()
 }
 
 /// The candidate that may run it: the best one, or the one on the pinned node.
 pub(crate) fn best_candidate(tables: &Tables, name: &str) -> Option<CandidateView> {
-    let (_, pinned) = who_runs(tables, name);
-    candidates(tables, name).into_iter().find(|candidate| pinned.is_none() || candidate.node == pinned)
+    let (_, pinned, _) = who_runs(tables, name);
+    eligible(tables, name).into_iter().find(|candidate| pinned.is_none() || candidate.node == pinned)
+}
+
+/// Those whose node has the labels of the node selector.
+pub(crate) fn eligible(tables: &Tables, name: &str) -> Vec<CandidateView> {
+    candidates(tables, name).into_iter().filter(|candidate| candidate.lacks.is_empty()).collect()
+}
+
+/// Labels of a node selector that a node does not have.
+pub(crate) fn lacks(tables: &Tables, selector: &BTreeMap<String, String>, node: Option<NodeId>) -> Vec<String> {
+    if selector.is_empty() {
+        return Vec::new();
+    }
+    let record = node.and_then(|id| tables.nodes.get(&id));
+    let labels = record.map(|record| tables.labels_of(record)).unwrap_or_default();
+    let missing = selector.iter().filter(|(key, value)| labels.get(*key) != Some(value));
+    missing.map(|(key, value)| format!("{key}={value}")).collect()
+}
+
+/// The last change of a node on which a candidate is chosen by labels. 0: none is.
+pub fn selection_changed(tables: &Tables, name: &str) -> Revision {
+    if tables.reconcilers.definitions_of(name).all(|d| d.options.placement.node_selector.is_empty()) {
+        return Revision(0);
+    }
+    let scope = candidates_scope(name);
+    let nodes = tables.reconcilers.participants_of(&scope).filter_map(|p| tables.nodes.get(&p.node?));
+    nodes.map(|node| node.revision).max().unwrap_or_default()
 }
 
 /// Best first; among equals the older, by the log. A candidate without a definition does not count.
 pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
     let (all, scope) = (&tables.reconcilers, candidates_scope(name));
-    let (choice, _) = who_runs(tables, name);
-    let key = |p: &Participant| DefinitionKey { reconciler: name.to_owned(), release: p.release.triple };
+    let (choice, ..) = who_runs(tables, name);
     let candidates = all.participants_of(&scope).map(AsRef::as_ref);
-    let mut found: Vec<&Participant> = candidates.filter(|p| all.definitions.contains_key(&key(p))).collect();
+    let mut found: Vec<&Participant> =
+        candidates.filter(|p| all.definition_for(name, p.release.triple).is_some()).collect();
     found.sort_by(|a, b| {
         let by_release = a.release.triple.cmp(&b.release.triple);
         let best_first = match choice {
@@ -86,6 +121,10 @@ pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
         member: p.key.member.clone(),
         release: p.release.clone(),
         revision: p.revision,
+        lacks: all
+            .definition_for(name, p.release.triple)
+            .map(|definition| lacks(tables, &definition.options.placement.node_selector, p.node))
+            .unwrap_or_default(),
     };
     found.into_iter().map(view).collect()
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use muster_gates::{
-    Waves, Write, admission, digest, drift, plan, runner_view, sealed, status, status_definition, statuses,
+    Waves, Write, admission, definitions, digest, drift, plan, runner_view, sealed, status, status_definition, statuses,
 };
 use muster_messages::*;
 use muster_store::apply;
@@ -119,6 +119,68 @@ fn digest_depends_on_meaning_and_not_on_notation() {
 }
 
 #[test]
+fn timings_outside_of_their_bounds_are_refused_with_the_reason() {
+    let with = |timing: DefinitionTiming| {
+        let options = DefinitionOptions { timing, ..DefinitionOptions::default() };
+        sealed(Definition { options, ..definition("1.0.0", "1.0.0", vec![]) }).map_err(|bad| bad.to_string())
+    };
+    let usual = DefinitionTiming::default();
+    assert!(
+        with(DefinitionTiming { lease_ms: Some(3000), hold_ms: Some(300_000), resign_pause_ms: Some(1000) }).is_ok()
+    );
+    for (timing, why) in [
+        (DefinitionTiming { lease_ms: Some(2999), ..usual }, "change of the cluster's leader"),
+        (DefinitionTiming { lease_ms: Some(60_001), ..usual }, "a dead runner holds up the others"),
+        (DefinitionTiming { hold_ms: Some(3_600_001), ..usual }, "an hour at most"),
+        (DefinitionTiming { resign_pause_ms: Some(0), ..usual }, "the node that has just failed"),
+    ] {
+        let refusal = with(timing).unwrap_err();
+        assert!(refusal.contains(why), "{refusal}");
+    }
+}
+
+#[test]
+fn steps_of_a_chain_are_named_once_and_have_digests() {
+    let step = |name: &str, argv: &[&str], digest: &str| ChainStep {
+        name: name.to_owned(),
+        command: CommandAction { argv: argv.iter().map(|word| (*word).to_owned()).collect(), env: BTreeMap::new() },
+        digest: digest.to_owned(),
+    };
+    let chain = |steps: Vec<ChainStep>| {
+        let definition = Definition { action: Action::Chain(steps), ..definition("1.0.0", "1.0.0", vec![]) };
+        sealed(definition).map_err(|bad| bad.to_string())
+    };
+    let one = chain(vec![step("a", &["up", "a"], ""), step("b", &["up", "b"], "sha256:5f")]).unwrap();
+    let Action::Chain(steps) = &one.action else { panic!("a chain") };
+    assert_eq!((steps[0].digest.len(), steps[1].digest.as_str()), (64, "sha256:5f"));
+    let other = chain(vec![step("a", &["up", "A"], ""), step("b", &["up", "b"], "sha256:5f")]).unwrap();
+    let Action::Chain(others) = &other.action else { panic!("a chain") };
+    assert!(steps[0].digest != others[0].digest && one.digest != other.digest);
+    assert!(chain(vec![step("a", &["x"], ""), step("a", &["y"], "")]).unwrap_err().contains("listed twice"));
+    assert!(chain(vec![step("A b", &["x"], "")]).unwrap_err().contains("a name is a DNS subdomain"));
+    assert!(chain(vec![step("a", &[], "")]).unwrap_err().contains("step a: the command is empty"));
+}
+
+/// Nodes of 1.0.1 are candidates for what 1.0.0 defined for later ones, too, and hold back those of 1.0.0.
+#[test]
+fn later_releases_apply_a_definition_for_later_ones() {
+    let options = DefinitionOptions { applies: Applies::OrLater, ..DefinitionOptions::default() };
+    let or_later = Definition { options, ..definition("1.0.0", "1.0.0", vec![]) };
+    let mut world = World::new();
+    world.define(or_later);
+    let names = |release: &str| definitions(&world.0, release.parse().unwrap()).items.into_keys().collect::<Vec<_>>();
+    assert_eq!(
+        (names("0.9.0"), names("1.0.0"), names("1.0.1")),
+        (vec![], vec![NAME.to_owned()], vec![NAME.to_owned()])
+    );
+    let view = runner_view(&world.0, NAME, Triple::new(1, 0, 1));
+    assert_eq!(view.definition.map(|d| d.release.to_string()).as_deref(), Some("1.0.0"));
+    world.define(definition("1.0.1", "1.0.0", vec![]));
+    let view = runner_view(&world.0, NAME, Triple::new(1, 0, 2));
+    assert_eq!(view.definition, None, "the newest definition is for 1.0.1 alone");
+}
+
+#[test]
 fn unworkable_definition_is_refused_with_the_reason() {
     let bad = |edit: &dyn Fn(&mut Definition)| {
         let mut definition = definition("1.0.0", "1.0.0", vec![object("a", 0)]);
@@ -194,6 +256,48 @@ fn drift_creates_updates_and_deletes_in_the_last_wave() {
 }
 
 #[test]
+fn deletions_and_completion_wait_for_the_last_conditions() {
+    let condition =
+        |wave| WaveCondition { wave, key: object("ready", 0).key, path: "/ok".to_owned(), equals: "true".to_owned() };
+    let with = |conditions: Vec<WaveCondition>| {
+        let mut definition = definition("1.0.0", "1.0.0", vec![object("foo", 0), object("bar", 1)]);
+        definition.options.wave_conditions = conditions;
+        definition
+    };
+    assert_eq!(Waves::of(&with(vec![condition(0)])).numbers(), [0, 1]);
+    let last = with(vec![condition(1)]);
+    let waves = Waves::of(&last);
+    assert_eq!((waves.count(), waves.numbers()), (3, vec![0, 1, u32::MAX]));
+    let mut world = World::new();
+    let unmet = |all: &Reconcilers| [0, 1, 2].map(|nth| waves.unmet(all, nth).is_some());
+    assert_eq!(unmet(&world.0.reconcilers), [false, false, true]);
+    let ready = DesiredObject { body: r#"{"ok":true}"#.to_owned(), ..object("ready", 0) };
+    world.propose(ReconcilerChange::PutObject(Box::new(ready)));
+    assert_eq!(unmet(&world.0.reconcilers), [false; 3]);
+}
+
+#[test]
+fn status_names_the_labels_that_nodes_lack() {
+    let mut world = World::new();
+    let mut selective = definition("1.0.0", "1.0.0", vec![object("a", 0)]);
+    selective.options.placement.node_selector = BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]);
+    world.define(selective);
+    let (node, name) = (NodeId::from_entropy(7), "n7".parse().unwrap());
+    world.must(Change::CreateNode(Box::new(NodeRecord::new(node, name, Role::Worker, WallTime(0)))));
+    world.announce_on(Some(node), &candidates_scope(NAME), "n7", "1.0.0");
+    assert_eq!(world.phase(), ("no-candidate".to_owned(), "not-selected".to_owned()));
+    let shown = status(&world.0, NAME).unwrap();
+    let message = &shown.brief.message;
+    assert!(message.contains("n7 has no disk=ssd") && shown.brief.candidates == 0, "{message}");
+    assert_eq!(runner_view(&world.0, NAME, Triple::new(1, 0, 0)).candidates[0].lacks, ["disk=ssd"]);
+    let before = muster_gates::selection_changed(&world.0, NAME);
+    let add = BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]);
+    world.must(Change::UpdateLabels { node, add, remove: vec![] });
+    assert!(muster_gates::selection_changed(&world.0, NAME) > before, "the candidate's view is news");
+    assert_eq!(world.phase().0, "electing");
+}
+
+#[test]
 fn status_shows_what_it_waits_for_and_what_would_help() {
     let mut world = World::new();
     assert_eq!(status(&world.0, NAME), None);
@@ -251,7 +355,7 @@ fn documents_keep_their_fields_and_nulls() {
         name next_retry_at participants phase reason runner scope wave";
     let (full, list) = (of_status(&world.0), of_list(&world.0));
     assert_eq!((keys(&list).as_str(), keys(&list["items"][0]).as_str()), ("items revision", brief));
-    let long = ["blockers", "definitions", "finalized", "history", "output", "revision"];
+    let long = ["blockers", "definitions", "finalized", "history", "last_run", "output", "revision"];
     let mut all: Vec<&str> = brief.split(' ').chain(long).collect();
     all.sort_unstable();
     assert_eq!(keys(&full), all.join(" "));

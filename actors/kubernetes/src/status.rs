@@ -285,6 +285,7 @@ impl From<&ErrorBody> for Status {
             | ErrorCode::UnknownOutcome => (Reason::ServiceUnavailable, true),
             ErrorCode::TimedOut => (Reason::Timeout, true),
             ErrorCode::Internal => (Reason::InternalError, false),
+            ErrorCode::Expired => (Reason::Expired, false),
             ErrorCode::Conflict
             | ErrorCode::LastManager
             | ErrorCode::QuorumAtRisk

@@ -105,6 +105,7 @@ impl World {
             crash_allowed: false,
             audit: muster_audit::AuditLog::default(),
             explain_workloads: None,
+            run_logs: None,
             locked: None,
             limits: ApiLimits::default(),
             metrics: Arc::new(|_| Box::pin(async { Err(ErrorBody::forbidden("no metrics in tests")) })),
@@ -309,7 +310,7 @@ async fn workload_request_reaches_the_authority_with_its_pin() {
         issuer: None,
     };
     let pin = Some(CertificatePin { fingerprint: [3; 32], key: [4; 32] });
-    let request = wire::WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: vec![7] };
+    let request = wire::WorkloadRequest::certificate("shop/web".parse().unwrap(), vec![0x30, 7]);
     let call = PeerCall::SignWorkload { identity: identity.clone(), pin, request: request.clone() };
     let answer = world.asked_by(OTHER, call).await;
     let CertAuthorityMsg::SignWorkload { identity: asking, request: passed, reply } =
@@ -318,7 +319,7 @@ async fn workload_request_reaches_the_authority_with_its_pin() {
         panic!("another message")
     };
     assert_eq!((*asking, passed), (CertIdentity { pin, ..identity }, request));
-    let signed = wire::SignedWorkload { chain_pem: "PEM".to_owned(), not_after: WallTime(9) };
+    let signed = wire::SignedWorkload { text: "PEM".to_owned(), not_after: WallTime(9) };
     reply.send(Ok(signed.clone())).unwrap();
     assert_eq!(wire::decode::<wire::SignedWorkload>(&answer.await.unwrap().unwrap()), Ok(signed));
     world.harness.finish().await;

@@ -232,6 +232,18 @@ impl Issuer {
         if same_name { Ok(cross.pem()) } else { Err(SignError::RootName) }
     }
 
+    /// The root of this key.
+    pub(crate) fn id(&self) -> RootId {
+        self.id
+    }
+    pub(crate) fn expires(&self) -> WallTime {
+        self.expires
+    }
+    /// PKCS #8, DER.
+    pub(crate) fn key_der(&self) -> &[u8] {
+        self.inner.key().serialized_der()
+    }
+
     fn lasting(&self, now: WallTime, asked: Duration, minimum: Duration) -> Result<CertificateParams, SignError> {
         if asked < minimum {
             return Err(SignError::Lifetime { asked, minimum });

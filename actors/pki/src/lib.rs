@@ -19,6 +19,7 @@ mod grant;
 mod identity;
 mod issue;
 mod join_attempt;
+mod jwt;
 pub mod private;
 mod random;
 mod recovering;
@@ -44,6 +45,7 @@ pub use self::issue::{
     WorkloadProfile,
 };
 pub use self::join_attempt::JoinAttempt;
+pub use self::jwt::{JWT_LIFETIME, JwtProfile, SignedJwt};
 pub use self::recovering::{Recovering, sign_for_itself};
 pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
 pub use self::store::{

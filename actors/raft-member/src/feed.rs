@@ -1,4 +1,4 @@
-//! The feed: the changes of objects, for watches on this member.
+//! The feed: the changes of objects, and the deletions of reconcilers' objects, for watches on this member.
 //!
 //! It outlives the incarnations of its raft member, so that watches continue. It is written before the replica with the
 //! changes is published: a reader that lists from a replica and follows the feed from that replica's revision misses
@@ -7,15 +7,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use muster_messages::{Moment, ObjectChange, ObjectKey, Revision};
-use muster_store::History;
+use muster_messages::{ManagedKey, Moment, ObjectChange, ObjectKey, Revision};
 use muster_store::history::Expired;
+use muster_store::{Deletions, History};
 use tokio::sync::watch;
 
 /// Clones share one feed.
 #[derive(Clone, Debug)]
 pub struct ObjectFeed {
     history: Arc<Mutex<History>>,
+    deletions: Arc<Mutex<Deletions>>,
     /// The revision of the newest change.
     news: Arc<watch::Sender<Revision>>,
     /// Per-object receivers.
@@ -58,7 +59,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Default for ObjectFeed {
     fn default() -> Self {
         let news = Arc::new(watch::Sender::new(Revision(0)));
-        Self { history: Arc::default(), news, waiting: Arc::default() }
+        Self { history: Arc::default(), deletions: Arc::default(), news, waiting: Arc::default() }
     }
 }
 
@@ -103,10 +104,21 @@ impl ObjectFeed {
     pub fn begin_at(&self, revision: Revision) {
         let waiting = locked(&self.waiting);
         self.history().begin_at(revision);
+        locked(&self.deletions).begin_at(revision);
         self.news.send_replace(revision);
         for news in waiting.values() {
             news.send_replace(revision);
         }
+    }
+
+    /// See [`Deletions::since`].
+    pub fn deleted_since(&self, seen: Revision) -> Result<Vec<(Revision, ManagedKey)>, Expired> {
+        locked(&self.deletions).since(seen)
+    }
+
+    /// See [`Deletions::record`].
+    pub fn record_deletions(&self, through: Revision, deleted: Vec<(Revision, ManagedKey)>) {
+        locked(&self.deletions).record(through, deleted);
     }
 
     pub(crate) fn record(&self, now: Moment, through: Revision, changes: Vec<ObjectChange>) {

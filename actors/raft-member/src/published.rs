@@ -31,7 +31,8 @@ impl Published {
         if let Some(installed) = batch.installed {
             self.feed.begin_at(installed);
         }
-        if !batch.changes.is_empty() || batch.publish.is_some() {
+        if !batch.changes.is_empty() || !batch.deletions.is_empty() || batch.publish.is_some() {
+            self.feed.record_deletions(revision, std::mem::take(&mut batch.deletions));
             self.feed.record(now, revision, std::mem::take(&mut batch.changes));
         }
         if let Some(replica) = batch.publish.take() {

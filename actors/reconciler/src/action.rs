@@ -7,24 +7,24 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::Term;
-use muster_messages::{Action, WallTime};
+use muster_messages::wire::RunKey;
+use muster_messages::{Action, CommandOptions, WallTime};
 use tokio_util::sync::CancellationToken;
 
-use crate::action_slot::Ended;
-use crate::core::run::{Outcome, Work};
+use crate::core::run::{Ended, Outcome, Work};
 use crate::ports::{ApplyCtx, CommandEnd, CommandOrder, CommandRunner, environment};
 use crate::wiring::Setup;
 
 /// What begins the work under this term.
 pub(crate) fn action(
     setup: &Setup,
-    name: &str,
+    run: RunKey,
     held: &Term,
-    Work { from, definition, attempt }: Work,
+    Work { from, definition, attempt, step, .. }: Work,
     now: WallTime,
 ) -> impl FnOnce(CancellationToken) -> BoxFuture<'static, Ended> + Send + 'static {
     let ctx = ApplyCtx {
-        reconciler: name.to_owned(),
+        reconciler: run.reconciler.clone(),
         fence: held.token().unwrap_or_default(),
         from,
         target: definition.release.clone(),
@@ -32,13 +32,10 @@ pub(crate) fn action(
         cancelled: CancellationToken::new(),
         term: Some(held.clone()),
     };
-    let nothing = |why: &str| {
-        let ended = (Outcome::Failed(why.to_owned()), String::new());
-        std::future::ready(ended).boxed()
-    };
+    let nothing = |why: &str| std::future::ready(Outcome::Failed(why.to_owned()).into()).boxed();
     let limit = Some(definition.run_timeout_ms).filter(|ms| *ms > 0).map(Duration::from_millis);
     let deadline = limit.map(|limit| now.plus(limit));
-    let (commands, handler) = (setup.commands.clone(), setup.handlers.get(name).cloned());
+    let (commands, handler) = (setup.commands.clone(), setup.handlers.get(&run.reconciler).cloned());
     move |cancelled| {
         let ctx = ApplyCtx { cancelled, ..ctx };
         match (&definition.action, commands, handler) {
@@ -49,11 +46,23 @@ pub(crate) fn action(
             (Action::Command(command), Some(commands), _) => {
                 let mut env = command.env.clone();
                 env.extend(environment(&ctx, deadline));
-                run_command(commands, command.argv.clone(), env, ctx)
+                run_command(commands, run, (command.argv.clone(), env), &definition.options.command, ctx)
             }
+            (Action::Chain(_), Some(commands), _) => match step {
+                Some(step) if step.command.is_redacted() => {
+                    nothing("the command's arguments are redacted on this node")
+                }
+                Some(step) => {
+                    let mut env = step.command.env.clone();
+                    env.extend(environment(&ctx, deadline));
+                    env.insert("MUSTER_STEP".to_owned(), step.name.clone());
+                    run_command(commands, run, (step.command.argv.clone(), env), &definition.options.command, ctx)
+                }
+                None => nothing("no step of the chain is to be carried out"),
+            },
             (Action::Handler, _, Some(handler)) => async move {
                 let applied = handler.apply(ctx).await;
-                (applied.map_or_else(Outcome::from, |()| Outcome::Done), String::new())
+                applied.map_or_else(Outcome::from, |()| Outcome::Done).into()
             }
             .boxed(),
             _ => nothing("this process cannot carry out this kind of action"),
@@ -63,17 +72,19 @@ pub(crate) fn action(
 
 fn run_command(
     commands: Arc<dyn CommandRunner>,
-    argv: Vec<String>,
-    env: BTreeMap<String, String>,
+    run: RunKey,
+    (argv, env): (Vec<String>, BTreeMap<String, String>),
+    options: &CommandOptions,
     ctx: ApplyCtx,
 ) -> BoxFuture<'static, Ended> {
+    let options = options.clone();
     async move {
         let Some(term) = &ctx.term else {
-            return (Outcome::Failed("the command has no term".to_owned()), String::new());
+            return Outcome::Failed("the command has no term".to_owned()).into();
         };
-        let order = CommandOrder { argv, env, hold: term.hold(), cancelled: ctx.cancelled.clone() };
-        let CommandEnd { exit, output } = commands.run(order).await.kept();
-        (exit.outcome(), output)
+        let order = CommandOrder { run, argv, env, options, hold: term.hold(), cancelled: ctx.cancelled.clone() };
+        let CommandEnd { exit, head, output } = commands.run(order).await.kept();
+        Ended { outcome: exit.outcome(), exit: exit.recorded(), head, output }
     }
     .boxed()
 }

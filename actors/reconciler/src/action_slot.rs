@@ -12,10 +12,7 @@ use muster_messages::FencingToken;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::core::run::Outcome;
-
-/// How an action ended, and the end of its output.
-pub type Ended = (Outcome, String);
+use crate::core::run::{Ended, Outcome};
 
 /// An action that is running, or that has ended without a successor.
 #[derive(Clone)]
@@ -30,7 +27,7 @@ impl RunningAction {
     /// Waits for its end.
     pub async fn ended(mut self) -> Ended {
         let ended = self.ended.wait_for(Option::is_some).await;
-        let lost = || (Outcome::Failed("the action was dropped".to_owned()), String::new());
+        let lost = || Outcome::Failed("the action was dropped".to_owned()).into();
         ended.ok().and_then(|ended| ended.clone()).unwrap_or_else(lost)
     }
 }
@@ -77,13 +74,12 @@ impl ActionSlot {
                 before.ended().await;
             }
             if cancel.is_cancelled() {
-                tell.send_replace(Some((Outcome::Failed("the term is over".to_owned()), String::new())));
+                tell.send_replace(Some(Outcome::Failed("the term is over".to_owned()).into()));
                 return;
             }
             let ended = AssertUnwindSafe(async { action(cancel).await }).catch_unwind().await;
-            let ended = ended.unwrap_or_else(|panic| {
-                (Outcome::Failed(format!("the action panicked: {}", text_of(&*panic))), String::new())
-            });
+            let ended = ended
+                .unwrap_or_else(|panic| Outcome::Failed(format!("the action panicked: {}", text_of(&*panic))).into());
             tell.send_replace(Some(ended));
         });
         running_action

@@ -12,6 +12,7 @@ use muster_messages::wire::LeaseRef;
 
 use crate::candidates::{Msg, REFUSAL_PAUSE};
 use crate::elect::RunnerCandidate;
+use crate::member::LeaseTiming;
 use crate::wiring::Wiring;
 
 /// The elector's name among its siblings.
@@ -31,13 +32,15 @@ pub(crate) struct Campaign {
     wiring: Wiring,
     siblings: Children,
     elect: Elect,
+    /// With which the elector was started, as far as this incarnation knows.
+    lease: Option<LeaseTiming>,
 }
 
 impl Campaign {
     /// An elector that an earlier incarnation started continues.
     pub fn new(wiring: Wiring, siblings: Children) -> Self {
         let elector = wiring.memory.elector.get().flatten().filter(|elector| !has_ended(elector));
-        Self { wiring, siblings, elect: elector.map_or(Elect::None, Elect::Running) }
+        Self { wiring, siblings, elect: elector.map_or(Elect::None, Elect::Running), lease: None }
     }
 
     pub fn is_running(&self) -> bool {
@@ -67,11 +70,12 @@ impl Campaign {
         }
     }
 
-    /// Starts or ends it, as decided.
-    pub fn follow(&mut self, cx: &Cx<Msg>, wanted: bool) {
+    /// Starts or ends it, as decided. With another lease it begins again; an action that is running is not interrupted for that.
+    pub fn follow(&mut self, cx: &Cx<Msg>, wanted: bool, lease: LeaseTiming) {
+        let other_lease = self.lease.is_some_and(|of| of != lease) && !self.wiring.action_slot.is_running();
         match &self.elect {
-            Elect::None if wanted => self.begin(cx),
-            Elect::Running(elector) if !wanted => {
+            Elect::None if wanted => self.begin(cx, lease),
+            Elect::Running(elector) if !wanted || other_lease => {
                 let elector = elector.clone();
                 elector.stop();
                 self.end(cx, Some(elector), Duration::ZERO);
@@ -107,15 +111,16 @@ impl Campaign {
         });
     }
 
-    fn begin(&mut self, cx: &Cx<Msg>) {
+    fn begin(&mut self, cx: &Cx<Msg>, timing: LeaseTiming) {
         let setup = &self.wiring.setup;
         let lease = runner_lease(&self.wiring.name);
         let lease = LeaseRef { namespace: lease.namespace, name: lease.name };
-        let config = setup.lease.config(lease, &setup.member);
+        let config = timing.config(lease, &setup.member);
         let candidate = RunnerCandidate {
             reconciler: self.wiring.name.clone(),
             terms: Arc::clone(&self.wiring.terms),
             action_slot: self.wiring.action_slot.clone(),
+            recorded: self.wiring.recorded.subscribe(),
             handler: setup.handlers.contains_key(&self.wiring.name),
         };
         // A new session for each candidacy: a lease is never given back to a session that released it.
@@ -123,7 +128,8 @@ impl Campaign {
         let election = Election::Muster(Session::new(cluster));
         let clock = Arc::clone(&setup.clock);
         let made = LeaderElector::spec(ELECT, ElectorSetup { config, election, candidate: Arc::new(candidate), clock });
-        let Ok((spec, elector)) = made else { return }; // the durations were validated at startup
+        let Ok((spec, elector)) = made else { return }; // the durations were validated at startup, and with the definition
+        self.lease = Some(timing);
         self.siblings.start(spec);
         self.adopt(cx, elector);
     }

@@ -100,7 +100,10 @@ impl Candidates {
 
     /// Applies the decision. The only place that starts or ends anything.
     fn act(&mut self, cx: &Cx<Msg>) {
-        self.campaign.follow(cx, self.core.decision().stands && !self.retiring);
+        let view = self.wiring.views.borrow().clone();
+        let timing = view.map(|view| view.timing).unwrap_or_default();
+        let lease = self.wiring.setup.lease.with(&timing);
+        self.campaign.follow(cx, self.core.decision().stands && !self.retiring, lease);
         // A candidate with nothing left to run must not hold back the others.
         if (self.retiring || !self.runnable) && self.campaign.is_over() {
             if let Some((_, leave)) = &self.member {

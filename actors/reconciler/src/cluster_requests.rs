@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{ErrorBody, ErrorCode, Revision, millis};
+use muster_messages::{ErrorBody, ErrorCode, Revision, RunRecord, millis};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::core::admission::WATCH_WAIT;
 use crate::core::retry::Backoff;
+use crate::core::run::is_refused;
 use crate::ports::Cluster;
 
 /// Time limit for an answer that does not wait for news.
@@ -32,6 +34,13 @@ pub async fn ask<T: DeserializeOwned>(
         asked.unwrap_or_else(|_| Err(ErrorBody::new(ErrorCode::TimedOut, "the cluster did not answer in time")))?;
     let unreadable = |error| ErrorBody::new(ErrorCode::Internal, format!("the answer cannot be read: {error}"));
     serde_json::from_str(&text).map_err(unreadable)
+}
+
+/// Writes the record of a run. False: the cluster has not answered, and the same record may be sent again.
+pub async fn record(cluster: &dyn Cluster, record: Box<RunRecord>) -> bool {
+    let request = ReconcilerRequest::RecordRun { record };
+    let recorded: Result<Value, ErrorBody> = ask(cluster, request, ANSWER_TIMEOUT).await;
+    recorded.map_or_else(|error| is_refused(&error), |_| true)
 }
 
 /// A watched value: the request, given the revision seen, and the revision of its answer.

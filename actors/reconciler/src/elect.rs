@@ -1,6 +1,7 @@
 //! What a candidate's elector does with a term: passes it to the runner, and keeps the lease until none of its work is running.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -10,12 +11,17 @@ use tracing::info;
 
 use crate::action_slot::ActionSlot;
 
+/// How long a term is kept for the last record of a run: a write takes milliseconds, and one that does not would delay a successor.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The runner's side of an election.
 pub struct RunnerCandidate {
     pub reconciler: String,
     /// The term that is held, if any. It may have ended by itself.
     pub terms: Arc<watch::Sender<Option<Term>>>,
     pub action_slot: ActionSlot,
+    /// Everything that was run is on record.
+    pub recorded: watch::Receiver<bool>,
     /// It runs a program's own code.
     pub handler: bool,
 }
@@ -29,11 +35,14 @@ impl Candidate for RunnerCandidate {
 
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
         let (terms, action_slot) = (Arc::clone(&self.terms), self.action_slot.clone());
+        let mut recorded = self.recorded.clone();
         async move {
             terms.send_replace(Some(term.clone()));
             term.ended().await;
             // Its actions were cancelled with it, and none begins any more.
             action_slot.idle().await;
+            // While the lease is held, how they ended can be recorded.
+            let _missing = tokio::time::timeout(RECORD_TIMEOUT, recorded.wait_for(|recorded| *recorded)).await.is_ok();
         }
         .boxed()
     }
@@ -56,13 +65,18 @@ mod tests {
     async fn only_a_running_handler_can_outlive_its_lease() {
         for handler in [true, false] {
             let (terms, action_slot) = (Arc::new(watch::Sender::new(None)), ActionSlot::default());
-            let candidate =
-                RunnerCandidate { reconciler: "schema".to_owned(), terms, action_slot: action_slot.clone(), handler };
+            let candidate = RunnerCandidate {
+                reconciler: "schema".to_owned(),
+                terms,
+                action_slot: action_slot.clone(),
+                recorded: watch::channel(true).1,
+                handler,
+            };
             assert!(!candidate.must_end_in_time(), "nothing runs");
             let over = CancellationToken::new();
             let running = action_slot.start((FencingToken(1), 1), &over, |cancelled| async move {
                 cancelled.cancelled().await;
-                (Outcome::Done, String::new())
+                Outcome::Done.into()
             });
             assert_eq!(candidate.must_end_in_time(), handler);
             over.cancel();

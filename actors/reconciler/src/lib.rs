@@ -24,6 +24,8 @@ mod membership;
 mod participants;
 pub mod ports;
 mod reconcilers;
+mod releases;
+mod run_view;
 mod runner;
 mod spec;
 mod wiring;
@@ -41,9 +43,10 @@ pub use self::member::{LeaseTiming, Leave, Member, MemberSetup, MemberView};
 pub use self::membership::member_spec;
 pub use self::ports::{
     ApplyCtx, Cluster, CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, Handler, HandlerError,
-    MAX_OUTPUT_BYTES,
+    MAX_HEAD_BYTES, MAX_OUTPUT_BYTES,
 };
 pub use self::reconcilers::{Reconcilers, reconcilers_spec};
-pub use self::runner::RunView;
+pub use self::releases::{Declared, Releases};
+pub use self::run_view::RunView;
 pub use self::spec::ReconcilerSpec;
 pub use self::wiring::Setup;

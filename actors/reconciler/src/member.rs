@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_elector::{ElectorConfig, Term, Timekeeper};
 use muster_messages::wire::LeaseRef;
-use muster_messages::{NodeId, Release, SessionId, Triple};
+use muster_messages::{DefinitionTiming, NodeId, Release, SessionId, Triple};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::admission::AdmissionState;
@@ -80,6 +80,15 @@ impl Default for LeaseTiming {
 }
 
 impl LeaseTiming {
+    /// For a lease of this duration: in the ratio of the default durations.
+    pub fn of(lease: Duration) -> Self {
+        Self { lease, renew_deadline: lease * 2 / 3, retry_period: lease * 2 / 15 }
+    }
+    /// The same, unless the definition says otherwise.
+    #[must_use]
+    pub fn with(self, of: &DefinitionTiming) -> Self {
+        of.lease_ms.map_or(self, |ms| Self::of(Duration::from_millis(ms)))
+    }
     pub(crate) fn config(&self, lease: LeaseRef, identity: &str) -> ElectorConfig {
         ElectorConfig {
             lease_duration: self.lease,
@@ -112,5 +121,30 @@ impl Leave {
     /// Gives up the membership: the program must have stopped serving. Does not wait.
     pub fn leave(&self) {
         self.asked.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_gates::{MAX_LEASE_MS, MIN_LEASE_MS};
+
+    use super::*;
+
+    /// HOLD-1, for every lease that a definition may ask for: a runner stops before its lease is over, with a third of it as the
+    /// margin, and tries at least four times before it must.
+    #[test]
+    fn a_runner_stops_in_time_with_every_accepted_lease() {
+        assert_eq!(LeaseTiming::of(Duration::from_secs(15)), LeaseTiming::default());
+        for ms in (MIN_LEASE_MS..=MAX_LEASE_MS).step_by(7).chain([MAX_LEASE_MS]) {
+            let timing =
+                LeaseTiming::default().with(&DefinitionTiming { lease_ms: Some(ms), ..DefinitionTiming::default() });
+            let lease = LeaseRef { namespace: "a".to_owned(), name: "b".to_owned() };
+            assert_eq!(timing.config(lease, "n1").validate(), Ok(()));
+            assert_eq!(timing.lease, Duration::from_millis(ms));
+            assert!(
+                timing.renew_deadline + timing.lease / 4 < timing.lease
+                    && timing.retry_period * 4 < timing.renew_deadline
+            );
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 use muster_elector::{Hold, Link, Term};
-use muster_messages::wire::{ReconcilerRequest, Request};
-use muster_messages::{ErrorBody, FencingToken, Release, WallTime};
+use muster_messages::wire::{ReconcilerRequest, Request, RunKey};
+use muster_messages::{CommandOptions, ErrorBody, FencingToken, Release, RunExit, WallTime};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -28,14 +28,20 @@ impl Cluster for Link {
 
 /// How much of a command's output is kept: its end.
 pub const MAX_OUTPUT_BYTES: usize = 64 * 1024;
+/// How much of its beginning.
+pub const MAX_HEAD_BYTES: usize = 1024;
 /// Time between TERM and KILL for a cancelled command.
 pub const GRACE: Duration = Duration::from_secs(5);
 
 /// A command to run here while its term lasts.
 #[derive(Clone, Debug)]
 pub struct CommandOrder {
+    /// Which run it is, for its log.
+    pub run: RunKey,
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
+    /// The user, the directory, files of the environment, limits.
+    pub options: CommandOptions,
     /// The term's validity on the boot-time clock: TERM at `step_down_at`, KILL before `over_at`, even when this process is
     /// killed or frozen. Each renewal moves it.
     pub hold: watch::Receiver<Hold>,
@@ -46,7 +52,9 @@ pub struct CommandOrder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandEnd {
     pub exit: CommandExit,
-    /// The last [`MAX_OUTPUT_BYTES`] bytes that it wrote, to either stream.
+    /// The first [`MAX_HEAD_BYTES`] bytes that it wrote, to either stream.
+    pub head: String,
+    /// The last [`MAX_OUTPUT_BYTES`].
     pub output: String,
 }
 
@@ -64,9 +72,17 @@ pub trait CommandRunner: Send + Sync + 'static {
     fn allows(&self, _program: &str) -> bool {
         true
     }
-    /// Changes whenever [`allows`](Self::allows) may answer otherwise; never, by default.
+    /// Whether it runs commands with these options; those that it does not know are the default ones.
+    fn permits(&self, options: &CommandOptions) -> bool {
+        *options == CommandOptions::default()
+    }
+    /// Changes whenever [`allows`](Self::allows) or [`permits`](Self::permits) may answer otherwise; never, by default.
     fn changes(&self) -> watch::Receiver<()> {
         watch::channel(()).1
+    }
+    /// Bytes of output since this process started that could not be kept for readers.
+    fn lost_log_bytes(&self) -> u64 {
+        0
     }
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd>;
 }
@@ -89,12 +105,25 @@ impl CommandExit {
     }
 }
 
+impl CommandExit {
+    /// For the record of the run.
+    pub(crate) fn recorded(&self) -> RunExit {
+        match *self {
+            Self::Code(status) => RunExit { status: Some(status), ..RunExit::default() },
+            Self::Signal(signal) => RunExit { signal: Some(signal), ..RunExit::default() },
+            Self::NotStarted(_) => RunExit::default(),
+        }
+    }
+}
+
 impl CommandEnd {
     /// The same, with the output cut to what is kept.
     pub(crate) fn kept(mut self) -> Self {
         let from = self.output.len().saturating_sub(MAX_OUTPUT_BYTES);
         let from = (from..=self.output.len()).find(|at| self.output.is_char_boundary(*at)).unwrap_or(0);
         self.output.drain(..from);
+        let until = (0..=MAX_HEAD_BYTES.min(self.head.len())).rev().find(|at| self.head.is_char_boundary(*at));
+        self.head.truncate(until.unwrap_or(0));
         self
     }
 }
@@ -189,10 +218,15 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_long_output_is_kept_in_whole_characters() {
-        let end = |output: String| CommandEnd { exit: CommandExit::Code(0), output }.kept().output;
-        assert_eq!(end("short".into()), "short");
-        let kept = end("ö".repeat(MAX_OUTPUT_BYTES) + "!");
+    fn both_ends_of_a_long_output_are_kept_in_whole_characters() {
+        let end = |output: String| {
+            let CommandEnd { head, output, .. } =
+                CommandEnd { exit: CommandExit::Code(0), head: output.clone(), output }.kept();
+            (head, output)
+        };
+        assert_eq!(end("short".into()), ("short".into(), "short".into()));
+        let (head, kept) = end("!".to_owned() + &"ö".repeat(MAX_OUTPUT_BYTES) + "!");
         assert!(kept.len() <= MAX_OUTPUT_BYTES && kept.len() > MAX_OUTPUT_BYTES - 4 && kept.ends_with("ö!"));
+        assert!(head.len() == MAX_HEAD_BYTES - 1 && head.starts_with("!ö"));
     }
 }

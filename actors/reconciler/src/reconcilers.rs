@@ -1,6 +1,6 @@
 //! All reconcilers of a process: a contained group for each one that its release defines.
 //!
-//! Inputs      the definitions, as a watched value; the request to retire.  Outputs  none: it starts and stops groups.
+//! Inputs      the definitions of each release that it can run, and these releases, as watched values; the request to retire.  Outputs  none: it starts and stops groups.
 //! ```text
 //! reconcilers
 //! └─ NAME
@@ -22,7 +22,7 @@ use muster_elector::ConfigRefusal;
 use muster_kernel::{Address, Backoff, Cx, Fault, Intensity, Shell, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::{Definitions, ReconcilerRequest};
-use muster_messages::{ErrorBody, Revision, Triple};
+use muster_messages::{ErrorBody, Release, Revision, Triple};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -77,7 +77,7 @@ pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefus
     let reconcilers = Reconcilers { retire: retire.clone(), retired };
     let make = move || {
         let (setup, retire, retired) = (setup.clone(), retire.clone(), Arc::clone(&tell));
-        Ok(ReconcilersShell { setup, retire, retired, groups: BTreeMap::new(), wanted: BTreeSet::new(), trouble: None })
+        Ok(ReconcilersShell { setup, retire, retired, groups: BTreeMap::new(), watched: BTreeMap::new() })
     };
     let spec = Spec::actor("reconcilers", Address::new(MAILBOX), make).with_children();
     Ok((spec.contained(), reconcilers))
@@ -87,7 +87,9 @@ pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefus
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum Msg {
-    Definitions(Result<Definitions, ErrorBody>),
+    Definitions(Triple, Result<Definitions, ErrorBody>),
+    /// Another release is declared.
+    Declared,
     Stopped(String),
     Retire,
 }
@@ -97,30 +99,78 @@ struct Group {
     stopping: bool,
 }
 
+/// The watch of one release's definitions.
+struct Watched {
+    unwanted: CancellationToken,
+    definitions: Option<Definitions>,
+    trouble: Option<String>,
+}
+
 /// See the module.
 pub struct ReconcilersShell {
     setup: Setup,
     retire: CancellationToken,
     retired: Arc<watch::Sender<bool>>,
     groups: BTreeMap<String, Group>,
-    wanted: BTreeSet<String>,
-    trouble: Option<String>,
+    watched: BTreeMap<Triple, Watched>,
 }
 
 impl ReconcilersShell {
+    /// Watches the definitions of every release that is declared now, and of no other.
+    fn watch(&mut self, cx: &Cx<Msg>) {
+        let declared = self.setup.releases.declared();
+        let releases: BTreeSet<Triple> =
+            declared.values().chain([&self.setup.release]).map(|release| release.triple).collect();
+        self.watched.retain(|release, watched| {
+            let wanted = releases.contains(release);
+            if !wanted {
+                watched.unwanted.cancel();
+            }
+            wanted
+        });
+        for release in releases {
+            if self.watched.contains_key(&release) {
+                continue;
+            }
+            let unwanted = CancellationToken::new();
+            self.watched.insert(release, Watched { unwanted: unwanted.clone(), definitions: None, trouble: None });
+            let (cluster, me) = (Arc::clone(&self.setup.cluster), cx.me().clone());
+            cx.spawn(cluster_requests::watch(cluster, Names(release), move |answer| {
+                let goes_on = !unwanted.is_cancelled() && me.tell(Msg::Definitions(release, answer)).is_ok();
+                async move { goes_on }
+            }));
+        }
+    }
+
+    /// The reconcilers to run, each as the release that is declared for its scope.
+    fn wanted(&self) -> BTreeMap<String, Release> {
+        let mut wanted = BTreeMap::new();
+        for (release, definitions) in self.watched.iter().filter_map(|(r, w)| Some((r, w.definitions.as_ref()?))) {
+            for name in definitions.items.keys().filter(|name| self.setup.may_run(name)) {
+                // A manager of an older build names no scope: as for such a build, the process has one release.
+                let scope = definitions.scopes.get(name);
+                let ours = scope.map_or_else(|| self.setup.release.clone(), |scope| self.setup.release_for(scope));
+                if ours.triple == *release {
+                    wanted.insert(name.clone(), ours);
+                }
+            }
+        }
+        wanted
+    }
+
     /// Starts and stops groups until they match the names. The only place that does.
     fn settle(&mut self, cx: &Cx<Msg>) {
-        let retiring = self.retire.is_cancelled();
-        for name in self.wanted.iter().filter(|_| !retiring) {
+        let (retiring, wanted) = (self.retire.is_cancelled(), self.wanted());
+        for (name, release) in wanted.iter().filter(|_| !retiring) {
             if !self.groups.contains_key(name) {
-                info!(reconciler = %name, "starting reconciler: its definition exists for this release");
-                let wiring = Wiring::new(name, self.setup.clone());
+                info!(reconciler = %name, %release, "starting reconciler: its definition exists for this release");
+                let wiring = Wiring::new(name, Setup { release: release.clone(), ..self.setup.clone() });
                 cx.children().start(group(wiring.clone()));
                 self.groups.insert(name.clone(), Group { wiring, stopping: false });
             }
         }
         for (name, group) in &mut self.groups {
-            let unwanted = retiring || !self.wanted.contains(name);
+            let unwanted = retiring || wanted.get(name) != Some(&group.wiring.setup.release);
             if unwanted && !std::mem::replace(&mut group.stopping, true) {
                 let (children, name) = (cx.children().clone(), name.clone());
                 let mut retired = group.wiring.retired.subscribe();
@@ -159,23 +209,23 @@ impl Shell for ReconcilersShell {
     const KIND: &'static str = "Reconcilers";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let (cluster, me) = (Arc::clone(&self.setup.cluster), cx.me().clone());
-        let names = Names(self.setup.release.triple);
-        cx.spawn(cluster_requests::watch(cluster, names, move |answer| {
-            let delivered = me.tell(Msg::Definitions(answer)).is_ok();
-            async move { delivered }
-        }));
+        let changes = self.setup.releases.changes();
+        self.watch(cx);
+        cx.on_change(changes, || Msg::Declared);
         cx.report(self.retire.clone().cancelled_owned().map(|()| Msg::Retire));
         Ok(())
     }
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Definitions(Ok(definitions)) => {
-                self.trouble = None;
-                self.wanted = definitions.items.into_keys().filter(|name| self.setup.may_run(name)).collect();
+            Msg::Definitions(release, answer) => {
+                let Some(watched) = self.watched.get_mut(&release) else { return Ok(()) };
+                match answer {
+                    Ok(definitions) => (watched.definitions, watched.trouble) = (Some(definitions), None),
+                    Err(body) => watched.trouble = Some(body.message),
+                }
             }
-            Msg::Definitions(Err(body)) => self.trouble = Some(body.message),
+            Msg::Declared => self.watch(cx),
             Msg::Stopped(name) => drop(self.groups.remove(&name)),
             Msg::Retire => {}
         }
@@ -185,6 +235,9 @@ impl Shell for ReconcilersShell {
 
     fn view(&self) -> Value {
         let names: Vec<&String> = self.groups.keys().collect();
-        json!({"release": self.setup.release, "running": names, "trouble": self.trouble})
+        let trouble = self.watched.values().find_map(|watched| watched.trouble.as_ref());
+        let declared = &*self.setup.releases.declared();
+        let lost = self.setup.commands.as_ref().map_or(0, |commands| commands.lost_log_bytes());
+        json!({"release": self.setup.release, "declared": declared, "running": names, "trouble": trouble, "lost_log_bytes": lost})
     }
 }

@@ -12,17 +12,17 @@ use std::time::Duration;
 use muster_elector::Term;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
-use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{ErrorBody, FencingToken, NodeId, Progress};
-use serde::{Deserialize, Serialize};
+use muster_messages::wire::{ReconcilerRequest, RunKey};
+use muster_messages::{ErrorBody, FencingToken, NodeId, Triple};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
 use crate::action::action;
-use crate::action_slot::{Ended, RunningAction};
+use crate::action_slot::RunningAction;
 use crate::candidates;
-use crate::cluster_requests::{ANSWER_TIMEOUT, ask};
-use crate::core::run::{Effect, Input, LogLine, Run, Runner, Stepped, Tally, Waved, Work};
+use crate::cluster_requests::{ANSWER_TIMEOUT, ask, record};
+use crate::core::run::{Effect, Ended, Input, LogLine, Recorded, Run, Runner, Stepped, Waved, Work};
+use crate::run_view::RunView;
 use crate::wiring::Wiring;
 
 const MAILBOX: usize = 64;
@@ -38,8 +38,10 @@ pub enum Msg {
     Ended(FencingToken),
     Stepped { term: FencingToken, number: u64, result: Result<Stepped, ErrorBody> },
     Waved { term: FencingToken, number: u64, result: Result<Waved, ErrorBody> },
-    Acted { term: FencingToken, number: u64, ended: Ended },
+    Recorded { term: FencingToken, number: u64, result: Result<Recorded, ErrorBody> },
+    Acted { term: FencingToken, number: u64, ended: Box<Ended> },
     Reported { term: FencingToken, ok: bool },
+    RunRecorded { term: FencingToken, decided: bool },
     Woke,
 }
 
@@ -47,18 +49,6 @@ pub(crate) fn runner_spec(wiring: Wiring) -> Spec {
     Spec::actor("run", Address::new(MAILBOX), move || {
         Ok(RunnerShell { wiring: wiring.clone(), running: None, alarm: Alarm::default() })
     })
-}
-
-/// The actor's view in the tree, from which metrics are made too.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct RunView {
-    /// The current term's fencing token. `None`: nothing runs.
-    pub term: Option<FencingToken>,
-    /// Absent if nothing runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Progress>,
-    /// Over all terms of this process. `None`: nothing has run yet.
-    pub runs: Option<Tally>,
 }
 
 /// See the module.
@@ -84,17 +74,19 @@ impl RunnerShell {
         run.step(cx.now(), cx.wall(), input, &mut out);
         // First the checkpoint for the next incarnation, then the irreversible effects.
         self.wiring.run.set(Some(run.clone()));
-        let (wake_at, term) = (run.wake_at(), term.clone());
+        self.wiring.recorded.send_replace(run.is_recorded());
+        let (wake_at, term, release) = (run.wake_at(), term.clone(), run.applies());
         for effect in out {
-            self.apply_effect(cx, &term, effect);
+            self.apply_effect(cx, &term, release, effect);
         }
         self.alarm.set(cx, wake_at, Msg::Woke);
     }
 
-    fn apply_effect(&self, cx: &Cx<Msg>, held: &Term, effect: Effect) {
+    /// `release`: of the definition that it concerns.
+    fn apply_effect(&self, cx: &Cx<Msg>, held: &Term, release: Triple, effect: Effect) {
         let Wiring { name, setup, .. } = &self.wiring;
         let cluster = Arc::clone(&setup.cluster);
-        let (name, release, term) = (name.clone(), setup.release.triple, held.token().unwrap_or_default());
+        let (name, term) = (name.clone(), held.token().unwrap_or_default());
         match effect {
             Effect::Step { number, digest, epoch, step } => cx.report(async move {
                 let request = ReconcilerRequest::Step { name, release, digest, term, epoch, step };
@@ -106,12 +98,15 @@ impl RunnerShell {
                 let result = ask(&*cluster, request, WAVE_TIMEOUT).await;
                 Msg::Waved { term, number, result }
             }),
+            Effect::Record { number, digest, step } => cx.report(async move {
+                let request = ReconcilerRequest::StepDone { name, release, digest, term, step };
+                let result = ask(&*cluster, request, ANSWER_TIMEOUT).await;
+                Msg::Recorded { term, number, result }
+            }),
             Effect::Act { number, work } => self.begin(cx, held, number, *work),
             Effect::Cancel { number } => {
-                if let Some(running_action) =
-                    self.running_action(term).filter(|running_action| running_action.number == number)
-                {
-                    running_action.cancel.cancel();
+                if let Some(action) = self.running_action(term).filter(|action| action.number == number) {
+                    action.cancel.cancel();
                 }
             }
             Effect::Report(progress) => cx.report(async move {
@@ -119,6 +114,9 @@ impl RunnerShell {
                 let reported: Result<Value, ErrorBody> = ask(&*cluster, request, ANSWER_TIMEOUT).await;
                 Msg::Reported { term, ok: reported.is_ok() }
             }),
+            Effect::RecordRun(run) => {
+                cx.report(async move { Msg::RunRecorded { term, decided: record(&*cluster, run).await } });
+            }
             Effect::Resign => {
                 let _repeated_later = self.wiring.candidates.tell(candidates::Msg::Resign);
             }
@@ -135,14 +133,15 @@ impl RunnerShell {
     fn begin(&self, cx: &Cx<Msg>, held: &Term, number: u64, work: Work) {
         let Wiring { name, setup, action_slot, .. } = &self.wiring;
         let term = held.token().unwrap_or_default();
-        let action = action(setup, name, held, work, cx.wall());
+        let run = RunKey { reconciler: name.clone(), term, of_term: work.of_term };
+        let action = action(setup, run, held, work, cx.wall());
         let running_action = action_slot.start((term, number), &held.cancellation(), action);
         self.await_end(cx, running_action);
     }
 
     fn await_end(&self, cx: &Cx<Msg>, running_action: RunningAction) {
         let (term, number) = (running_action.term, running_action.number);
-        cx.report(async move { Msg::Acted { term, number, ended: running_action.ended().await } });
+        cx.report(async move { Msg::Acted { term, number, ended: Box::new(running_action.ended().await) } });
     }
 
     /// Follows a change of term.
@@ -167,11 +166,8 @@ impl RunnerShell {
                 run
             }
             None => {
-                let run = Run::new(self.who(token), rand::random());
-                match self.wiring.run.get().flatten() {
-                    Some(earlier) => run.counting_on(&earlier),
-                    None => run,
-                }
+                let (new, earlier) = (Run::new(self.who(token), rand::random()), self.wiring.run.get().flatten());
+                if let Some(earlier) = earlier { new.counting_on(&earlier) } else { new }
             }
         };
         info!(reconciler = %self.wiring.name, term = %token, "reconciler term started");
@@ -222,9 +218,9 @@ impl Shell for RunnerShell {
             Msg::Ended(term) => self.step(cx, Some(term), Input::Ended),
             Msg::Stepped { term, number, result } => self.step(cx, Some(term), Input::Stepped { number, result }),
             Msg::Waved { term, number, result } => self.step(cx, Some(term), Input::Waved { number, result }),
-            Msg::Acted { term, number, ended: (outcome, output) } => {
-                self.step(cx, Some(term), Input::Acted { number, outcome, output });
-            }
+            Msg::Recorded { term, number, result } => self.step(cx, Some(term), Input::Recorded { number, result }),
+            Msg::Acted { term, number, ended } => self.step(cx, Some(term), Input::Acted { number, ended }),
+            Msg::RunRecorded { term, decided } => self.step(cx, Some(term), Input::RunRecorded { decided }),
             Msg::Reported { term, ok } => self.step(cx, Some(term), Input::Reported { ok }),
             Msg::Woke => {
                 self.alarm.fired();

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Action, CommandAction, Definition, DesiredObject, ErrorBody, Finalize, NodeId, Release, RunnerChoice, Triple,
-    millis,
+    Action, Applies, ChainStep, CommandAction, Definition, DesiredObject, ErrorBody, Finalize, NodeId, Release,
+    RunnerChoice, Triple, millis,
 };
 use serde_json::Value;
 
@@ -97,6 +97,31 @@ impl ReconcilerSpec {
     /// After this many failures in a row, at least 1, a runner resigns for another.
     pub fn resign_after(mut self, failures: u32) -> Self {
         self.0.resign_after = failures;
+        self
+    }
+
+    /// Commands that run once each, in order. The digest of a step: of its content; empty: of its command.
+    pub fn chain(name: &str, release: Release, scope: &str, steps: Vec<ChainStep>) -> Self {
+        Self::new(name, release, scope, Action::Chain(steps))
+    }
+    /// Nodes of later releases apply it, too, until one of them has a definition of its own.
+    pub fn or_later(mut self) -> Self {
+        self.0.options.applies = Applies::OrLater;
+        self
+    }
+    /// The lease of its runner: the longest wait for a takeover.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.0.options.timing.lease_ms = Some(millis(lease));
+        self
+    }
+    /// How long newer candidates that have left still hold back older ones.
+    pub fn hold(mut self, hold: Duration) -> Self {
+        self.0.options.timing.hold_ms = Some(millis(hold));
+        self
+    }
+    /// How long a runner that resigned keeps out.
+    pub fn resign_pause(mut self, pause: Duration) -> Self {
+        self.0.options.timing.resign_pause_ms = Some(millis(pause));
         self
     }
 

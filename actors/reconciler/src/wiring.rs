@@ -6,7 +6,7 @@ use std::sync::Arc;
 use muster_elector::{BootTime, ConfigRefusal, ElectorConfig, Term, Timekeeper};
 use muster_kernel::{Address, Slot};
 use muster_messages::wire::{LeaseRef, RunnerView};
-use muster_messages::{Action, Definition, LEVEL_RECONCILER, NodeId, Release};
+use muster_messages::{Action, CommandAction, Definition, LEVEL_RECONCILER, NodeId, Release};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +17,7 @@ use crate::core::run::Run;
 use crate::member::LeaseTiming;
 use crate::participants::Views;
 use crate::ports::{Cluster, CommandRunner, Handler};
+use crate::releases::Releases;
 
 /// The configuration of a process that runs reconcilers.
 #[derive(Clone)]
@@ -26,7 +27,10 @@ pub struct Setup {
     /// Its name among candidates. No two processes share one.
     pub member: String,
     pub node: Option<NodeId>,
+    /// What it can run where nothing else is declared.
     pub release: Release,
+    /// What it can run for the reconcilers of a scope, where that is not `release`: an application has its own release.
+    pub releases: Releases,
     /// Whether it applies sets of objects.
     pub objects: bool,
     /// Runs commands, if this process runs any.
@@ -45,12 +49,18 @@ impl Setup {
             member: member.into(),
             node: None,
             release,
+            releases: Releases::default(),
             objects: false,
             commands: None,
             handlers: BTreeMap::new(),
             lease: LeaseTiming::default(),
             timing: EligibilityTiming::default(),
         }
+    }
+
+    /// What it can run for the reconcilers of a scope.
+    pub fn release_for(&self, scope: &str) -> Release {
+        self.releases.declared().get(scope).unwrap_or(&self.release).clone()
     }
 
     /// Refuses durations with which no candidate could be elected.
@@ -64,12 +74,19 @@ impl Setup {
     pub fn runs(&self, definition: &Definition) -> bool {
         match &definition.action {
             Action::Objects(_) => self.objects,
-            Action::Command(command) => self.commands.as_ref().is_some_and(|runner| {
-                let program = command.argv.first();
-                program.is_some_and(|program| runner.allows(program))
-            }),
+            Action::Command(command) => self.allows(command) && self.permits(definition),
+            Action::Chain(steps) => self.permits(definition) && steps.iter().all(|step| self.allows(&step.command)),
             Action::Handler => self.handlers.contains_key(&definition.reconciler),
         }
+    }
+
+    fn permits(&self, definition: &Definition) -> bool {
+        self.commands.as_ref().is_some_and(|runner| runner.permits(&definition.options.command))
+    }
+
+    fn allows(&self, command: &CommandAction) -> bool {
+        let program = command.argv.first();
+        self.commands.as_ref().is_some_and(|runner| program.is_some_and(|program| runner.allows(program)))
     }
 
     /// Whether this process could ever run a reconciler of this name.
@@ -88,6 +105,8 @@ pub(crate) struct Wiring {
     pub views: Views,
     pub terms: Arc<watch::Sender<Option<Term>>>,
     pub action_slot: ActionSlot,
+    /// No run is in progress, and the cluster has decided about the records of all.
+    pub recorded: Arc<watch::Sender<bool>>,
     pub candidates: Address<candidates::Msg>,
     pub memory: Memory,
     pub run: Slot<Option<Run>>,
@@ -107,6 +126,7 @@ impl Wiring {
             views,
             terms: Arc::new(watch::Sender::new(None)),
             action_slot: ActionSlot::default(),
+            recorded: Arc::new(watch::Sender::new(true)),
             candidates: candidates::candidates_address(),
             memory: Memory::default(),
             run: Slot::new(),

@@ -42,6 +42,8 @@ pub enum KeyUse {
     Raft,
     /// Private keys and other secrets of the node.
     Identity,
+    /// A backup. Never in a keyring: its key follows from the unlock key.
+    Backup,
 }
 
 impl KeyUse {
@@ -49,6 +51,7 @@ impl KeyUse {
         match self {
             Self::Raft => "muster-raft/1",
             Self::Identity => "muster-identity/1",
+            Self::Backup => "muster-backup-file/1",
         }
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! Why one small file for all keys: it is replaced atomically, so keys and what wraps them cannot contradict each other.
 
+mod backup;
 mod crypto;
 pub mod files;
 mod keyring;
@@ -17,6 +18,7 @@ mod record;
 mod secret_file;
 mod unlock_key;
 
+pub use self::backup::{WrongBackup, open_backup, seal_backup};
 pub use self::crypto::{DataKey, hex};
 pub use self::keyring::{KeyId, KeyUse, KeyringFault, Protected, UnlockRefusal};
 pub use self::keys::{KEYRING, Keys, KeysStatus, SET_ASIDE, delete_set_aside};

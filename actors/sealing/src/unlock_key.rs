@@ -61,6 +61,11 @@ impl UnlockKey {
         Zeroizing::new(format!("{PREFIX}{}-{}", *digits, check_digits(&digits)))
     }
 
+    /// A key for one purpose.
+    pub(crate) fn derive(&self, salt: &[u8], purpose: &str) -> SecretKey {
+        self.0.derive(salt, purpose)
+    }
+
     /// The key that wraps master keys of this keyring.
     pub(crate) fn kek(&self, keyring_id: &[u8]) -> SecretKey {
         self.0.derive(keyring_id, "muster-kek/1")

@@ -93,7 +93,8 @@ fn of_reconciler(tables: &Tables, change: &ReconcilerChange) -> Growth {
     };
     match change {
         ReconcilerChange::Define { .. } => Growth::Data,
-        ReconcilerChange::Announce(_) => Growth::Cluster,
+        // A step of a chain that was accepted.
+        ReconcilerChange::Announce(_) | ReconcilerChange::StepDone { .. } => Growth::Cluster,
         ReconcilerChange::Apply { key, object: Some(new), .. } => object(key, new),
         ReconcilerChange::PutObject(new) => object(&new.key, new),
         ReconcilerChange::Apply { object: None, .. }
@@ -109,7 +110,9 @@ fn of_reconciler(tables: &Tables, change: &ReconcilerChange) -> Growth {
         | ReconcilerChange::Retry { .. }
         | ReconcilerChange::Repair { .. }
         | ReconcilerChange::ForceFloor { .. }
-        | ReconcilerChange::DeleteGate { .. } => Growth::None,
+        | ReconcilerChange::DeleteGate { .. }
+        // Within `MAX_RUN_BYTES`.
+        | ReconcilerChange::RecordRun(_) => Growth::None,
     }
 }
 

@@ -45,6 +45,8 @@ pub const RELEASE_4: &str = "RELEASE-4";
 pub const RELEASE_7: &str = "RELEASE-7";
 /// A finalization stands only while no serving member is incompatible with what it allows.
 pub const RELEASE_9: &str = "RELEASE-9";
+pub const RELEASE_10: &str = "RELEASE-10";
+pub const RELEASE_11: &str = "RELEASE-11";
 /// Everything that grows with use is bounded, and the remembered outcomes are exactly those of the recent requests.
 pub const BOUND_1: &str = "BOUND-1";
 /// A request id is applied at most once per caller: whatever is remembered is newer than whatever was forgotten.

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet, Vector};
 use muster_messages::wire::{WIRE_VERSION, WireError, decode_stored, encode_stored};
 use muster_messages::{
-    AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Event, GuardMode, GuardScope, IDENTITY_LEVEL, Member,
-    Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, ReconcilerRuns,
-    Reconcilers, ReportedNode, RequestId, Requests, Revision, Tables, Token, TokenRights, User, UserPin, Workloads,
+    AccessToken, Authorities, Autolock, Blocked, ClusterRecord, DEFINITIONS_LEVEL, Definition, Event, GuardMode,
+    GuardScope, IDENTITY_LEVEL, Member, Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome,
+    RECONCILERS_LEVEL, RaftId, ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId, Requests,
+    Revision, Tables, Token, TokenRights, User, UserPin, Workloads,
 };
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,8 @@ enum Snapshot {
     V2(Box<TablesV2>),
     V3(Box<TablesV3>),
     V4(Box<TablesV4>),
-    V5(Box<Tables>),
+    V5(Box<TablesV5>),
+    V6(Box<Tables>),
 }
 
 /// The tables without reconcilers.
@@ -101,6 +103,13 @@ struct TablesV4 {
     workloads: Workloads,
 }
 
+/// The tables without the records of level 5, and without definitions that only that level has.
+#[derive(Serialize, Deserialize)]
+struct TablesV5 {
+    version_4: TablesV4,
+    runs: ReconcilerRuns,
+}
+
 /// Converts between two versions field by field: neither can gain or lose a field unnoticed.
 macro_rules! same_fields {
     ($from:ident => $to:ident { $($field:ident),* } $(, $extra:ident: $value:expr)*) => {{
@@ -125,7 +134,7 @@ impl From<TablesV1> for Tables {
         }, reconcilers: Reconcilers::default(), requests: Requests::default(), frequent_events: Vector::new(),
             token_rights: OrdMap::new(), reported: OrdMap::new(), certificates: OrdMap::new(),
             user_pins: OrdMap::new(), routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
-            runs: ReconcilerRuns::default())
+            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default())
     }
 }
 
@@ -146,7 +155,7 @@ impl From<TablesV2> for Tables {
         }, requests: Requests::default(), frequent_events: Vector::new(), token_rights: OrdMap::new(),
             reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new(),
             routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
-            runs: ReconcilerRuns::default())
+            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default())
     }
 }
 
@@ -167,7 +176,7 @@ impl From<TablesV3> for Tables {
             access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
             token_rights, certificates, user_pins, routine_events
         }, authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
-            runs: ReconcilerRuns::default())
+            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default())
     }
 }
 
@@ -185,8 +194,21 @@ impl From<TablesV4> for Tables {
     }
 }
 
+impl From<Tables> for TablesV5 {
+    fn from(mut t: Tables) -> Self {
+        let runs = std::mem::take(&mut t.runs);
+        Self { version_4: t.into(), runs }
+    }
+}
+impl From<TablesV5> for Tables {
+    fn from(t: TablesV5) -> Self {
+        let TablesV5 { version_4, runs } = t;
+        Self { runs, ..version_4.into() }
+    }
+}
+
 /// The newest version that this build reads.
-const NEWEST_VERSION: u8 = 5;
+const NEWEST_VERSION: u8 = 6;
 
 /// Why this build cannot read the bytes as a snapshot.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -211,9 +233,10 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
     let snapshot = match level {
         ..RECONCILERS_LEVEL => Snapshot::V1(Box::new(tables.into())),
         RECONCILERS_LEVEL..IDENTITY_LEVEL => Snapshot::V2(Box::new(tables.into())),
+        IDENTITY_LEVEL.. if is_version_six(&tables) => Snapshot::V6(Box::new(tables)),
         IDENTITY_LEVEL.. if is_version_three(&tables) => Snapshot::V3(Box::new(tables.into())),
         IDENTITY_LEVEL.. if tables.runs == ReconcilerRuns::default() => Snapshot::V4(Box::new(tables.into())),
-        IDENTITY_LEVEL.. => Snapshot::V5(Box::new(tables)),
+        IDENTITY_LEVEL.. => Snapshot::V5(Box::new(tables.into())),
     };
     encode_stored(&snapshot).expect("every table can be encoded")
 }
@@ -228,6 +251,12 @@ fn is_version_three(tables: &Tables) -> bool {
         && *runs == ReconcilerRuns::default()
 }
 
+/// Version 6 only with records of level 5, or with a definition that a build of a lower level reads as damage.
+fn is_version_six(tables: &Tables) -> bool {
+    let is_newer = |definition: &Arc<Definition>| definition.needs_level() >= DEFINITIONS_LEVEL;
+    tables.records != ReconcilerRecords::default() || tables.reconcilers.definitions.values().any(is_newer)
+}
+
 /// Decodes what [`encode`] wrote, in this and in earlier releases.
 pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
     match decode_stored(bytes) {
@@ -235,7 +264,8 @@ pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
         Ok(Snapshot::V2(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V3(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V4(tables)) => Ok((*tables).into()),
-        Ok(Snapshot::V5(tables)) => Ok(*tables),
+        Ok(Snapshot::V5(tables)) => Ok((*tables).into()),
+        Ok(Snapshot::V6(tables)) => Ok(*tables),
         Err(source) => Err(match version(bytes) {
             Some(version) if version > NEWEST_VERSION => SnapshotFault::Newer { version },
             _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },

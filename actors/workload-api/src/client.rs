@@ -15,7 +15,10 @@ use tonic::body::Body;
 use tonic::client::{Grpc, GrpcService};
 use tonic::{Status, Streaming};
 
-use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, SERVICE, X509BundlesResponse, X509SvidResponse};
+use crate::proto::{
+    Empty, JwtBundlesResponse, JwtSvidRequest, JwtSvidResponse, ProtoCodec, SECURITY_HEADER, SERVICE,
+    ValidateJwtSvidRequest, ValidateJwtSvidResponse, X509BundlesResponse, X509SvidResponse,
+};
 
 /// One connection to the socket of a node; a copy is another way to the same connection.
 #[derive(Clone)]
@@ -51,6 +54,47 @@ impl WorkloadClient {
     /// As of [`Self::fetch_x509_svid`].
     pub async fn fetch_x509_bundles(&mut self) -> Result<Streaming<X509BundlesResponse>, Status> {
         self.stream("FetchX509Bundles", &[(SECURITY_HEADER, "true")]).await
+    }
+
+    /// The keys that verify JWTs, as a stream: each message replaces the one before.
+    ///
+    /// # Errors
+    /// As of [`Self::fetch_x509_svid`].
+    pub async fn fetch_jwt_bundles(&mut self) -> Result<Streaming<JwtBundlesResponse>, Status> {
+        self.stream("FetchJWTBundles", &[(SECURITY_HEADER, "true")]).await
+    }
+
+    /// JWTs of this process.
+    ///
+    /// # Errors
+    /// `PermissionDenied`: no identity of it may have any. `Unavailable`: later, perhaps.
+    pub async fn fetch_jwt_svid(&mut self, request: JwtSvidRequest) -> Result<JwtSvidResponse, Status> {
+        self.call("FetchJWTSVID", request).await
+    }
+
+    /// Whether a JWT is good.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: why it is not.
+    pub async fn validate_jwt_svid(
+        &mut self,
+        request: ValidateJwtSvidRequest,
+    ) -> Result<ValidateJwtSvidResponse, Status> {
+        self.call("ValidateJWTSVID", request).await
+    }
+
+    async fn call<Q, A>(&mut self, method: &str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        self.grpc.ready().await.map_err(|error| unavailable(&error))?;
+        let path = format!("/{SERVICE}/{method}");
+        let path = PathAndQuery::try_from(path).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let mut request = tonic::Request::new(request);
+        request.metadata_mut().append(SECURITY_HEADER, tonic::metadata::MetadataValue::from_static("true"));
+        let answer = self.grpc.unary(request, path, ProtoCodec::<Q, A>::default()).await?;
+        Ok(answer.into_inner())
     }
 
     /// Opens a stream with this method and this metadata.

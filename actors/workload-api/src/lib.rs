@@ -10,10 +10,13 @@ mod authority;
 pub mod client;
 pub mod core;
 mod explain;
+pub mod jwt;
+mod jwt_calls;
 mod limits;
 pub mod proto;
 mod serve;
 mod shell;
+mod shown;
 mod socket;
 mod svid;
 

@@ -64,6 +64,132 @@ pub struct X509BundlesResponse {
     pub bundles: BTreeMap<String, Vec<u8>>,
 }
 
+/// Asks for the JWTs of a process.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct JwtSvidRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub audience: Vec<String>,
+    /// Of this identity alone; empty: of all.
+    #[prost(string, tag = "2")]
+    pub spiffe_id: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct JwtSvidResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub svids: Vec<JwtSvid>,
+}
+
+/// A JWT. Its holder can use it, whichever program that is.
+#[derive(Clone, PartialEq, Eq, Message)]
+#[prost(skip_debug)]
+pub struct JwtSvid {
+    #[prost(string, tag = "1")]
+    pub spiffe_id: String,
+    /// In the compact form.
+    #[prost(string, tag = "2")]
+    pub svid: String,
+    #[prost(string, tag = "3")]
+    pub hint: String,
+}
+
+impl fmt::Debug for JwtSvid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JwtSvid({})", self.spiffe_id)
+    }
+}
+
+/// JWK Sets, by the ID of their trust domain.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct JwtBundlesResponse {
+    #[prost(btree_map = "string, bytes", tag = "1")]
+    pub bundles: BTreeMap<String, Vec<u8>>,
+}
+
+/// Asks whether a JWT is good.
+#[derive(Clone, PartialEq, Eq, Message)]
+#[prost(skip_debug)]
+pub struct ValidateJwtSvidRequest {
+    /// Who asks: one of the token's audiences.
+    #[prost(string, tag = "1")]
+    pub audience: String,
+    #[prost(string, tag = "2")]
+    pub svid: String,
+}
+
+impl fmt::Debug for ValidateJwtSvidRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ValidateJwtSvidRequest(for {:?})", self.audience)
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ValidateJwtSvidResponse {
+    #[prost(string, tag = "1")]
+    pub spiffe_id: String,
+    #[prost(message, optional, tag = "2")]
+    pub claims: Option<Struct>,
+}
+
+/// A JSON object (`google.protobuf.Struct`).
+#[derive(Clone, PartialEq, Message)]
+pub struct Struct {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub fields: BTreeMap<String, Value>,
+}
+
+/// A JSON value (`google.protobuf.Value`).
+#[derive(Clone, PartialEq, Message)]
+pub struct Value {
+    #[prost(oneof = "Json", tags = "1, 2, 3, 4, 5, 6")]
+    pub json: Option<Json>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Json {
+    /// Always 0.
+    #[prost(int32, tag = "1")]
+    Null(i32),
+    #[prost(double, tag = "2")]
+    Number(f64),
+    #[prost(string, tag = "3")]
+    Text(String),
+    #[prost(bool, tag = "4")]
+    Bool(bool),
+    #[prost(message, tag = "5")]
+    Object(Struct),
+    #[prost(message, tag = "6")]
+    Array(Values),
+}
+
+/// A JSON array (`google.protobuf.ListValue`).
+#[derive(Clone, PartialEq, Message)]
+pub struct Values {
+    #[prost(message, repeated, tag = "1")]
+    pub values: Vec<Value>,
+}
+
+impl From<serde_json::Map<String, serde_json::Value>> for Struct {
+    fn from(object: serde_json::Map<String, serde_json::Value>) -> Self {
+        Self { fields: object.into_iter().map(|(name, value)| (name, value.into())).collect() }
+    }
+}
+
+impl From<serde_json::Value> for Value {
+    fn from(value: serde_json::Value) -> Self {
+        use serde_json::Value as J;
+        let json = match value {
+            J::Null => Json::Null(0),
+            J::Bool(bool) => Json::Bool(bool),
+            J::Number(number) => Json::Number(number.as_f64().unwrap_or(f64::NAN)),
+            J::String(text) => Json::Text(text),
+            J::Array(values) => Json::Array(Values { values: values.into_iter().map(Value::from).collect() }),
+            J::Object(object) => Json::Object(object.into()),
+        };
+        Self { json: Some(json) }
+    }
+}
+
 /// Encodes `E` and decodes `D`.
 pub struct ProtoCodec<E, D>(PhantomData<(E, D)>);
 
@@ -126,6 +252,31 @@ mod tests {
         let roots = X509BundlesResponse { crl: Vec::new(), bundles };
         assert_eq!(roots.encode_to_vec(), [0x12, 6, 0x0a, 1, b'd', 0x12, 1, 4]);
         assert!(Empty::default().encode_to_vec().is_empty());
+    }
+
+    #[test]
+    fn messages_about_jwts_have_the_numbers_of_the_standard() {
+        let svid = JwtSvid { spiffe_id: "s".into(), svid: "t".into(), hint: "h".into() };
+        let response = JwtSvidResponse { svids: vec![svid] };
+        assert_eq!(response.encode_to_vec(), b"\x0a\x09\x0a\x01s\x12\x01t\x1a\x01h");
+        let request = JwtSvidRequest { audience: vec!["a".into(), "b".into()], spiffe_id: "s".into() };
+        assert_eq!(request.encode_to_vec(), b"\x0a\x01a\x0a\x01b\x12\x01s");
+        let request = ValidateJwtSvidRequest { audience: "a".into(), svid: "t".into() };
+        assert_eq!(request.encode_to_vec(), b"\x0a\x01a\x12\x01t");
+        let claims = serde_json::json!({"a": [true, null, "t"], "n": 1});
+        let claims = claims.as_object().unwrap().clone().into();
+        let response = ValidateJwtSvidResponse { spiffe_id: "s".into(), claims: Some(claims) };
+        let list = b"\x32\x0d\x0a\x02\x20\x01\x0a\x02\x08\x00\x0a\x03\x1a\x01t".to_vec();
+        let a = [&b"\x0a\x14\x0a\x01a\x12\x0f"[..], &list].concat();
+        let n = b"\x0a\x0e\x0a\x01n\x12\x09\x11\x00\x00\x00\x00\x00\x00\xf0\x3f".to_vec();
+        assert_eq!(response.encode_to_vec(), [&b"\x0a\x01s\x12\x26"[..], &a, &n].concat());
+    }
+
+    #[test]
+    fn debug_text_contains_no_token() {
+        let svid = JwtSvid { spiffe_id: "s".into(), svid: "secret".into(), hint: String::new() };
+        let request = ValidateJwtSvidRequest { audience: "a".into(), svid: "secret".into() };
+        assert!(!format!("{svid:?} {request:?}").contains("secret"));
     }
 
     #[test]

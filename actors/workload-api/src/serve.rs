@@ -31,8 +31,12 @@ use tonic::server::{Grpc, ServerStreamingService};
 use crate::attest::Peer;
 use crate::authority::client_stream;
 use crate::core::{Answer, Denial, Kind, MAX_STREAMS, MAX_STREAMS_OF_USER, NotAttested};
+use crate::jwt_calls::unary;
 use crate::limits::{Admission, Limit, Permit};
-use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, SERVICE, X509BundlesResponse, X509Svid, X509SvidResponse};
+use crate::proto::{
+    Empty, JwtBundlesResponse, JwtSvidRequest, ProtoCodec, SECURITY_HEADER, SERVICE, ValidateJwtSvidRequest,
+    X509BundlesResponse, X509Svid, X509SvidResponse,
+};
 use crate::shell::{Ask, Msg};
 
 /// Calls at once on one connection.
@@ -41,8 +45,8 @@ const MAX_CALLS: u32 = 32;
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections without a call are closed after one to two of these. Clients connect again when they need to.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Requests are empty; tokens, when there will be calls about them, are below 16 KiB.
-const MAX_REQUEST_BYTES: usize = 64 << 10;
+/// Requests are empty, or have a token of at most 16 KiB, or audiences.
+pub(crate) const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Metadata of a request.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
@@ -121,13 +125,13 @@ fn admit(stream: &UnixStream, admission: &mut Admission) -> Result<(Peer, Permit
 
 /// Calls of one connection.
 #[derive(Default)]
-struct Calls {
+pub(crate) struct Calls {
     open: AtomicUsize,
     begun: AtomicU64,
 }
 
 /// A call; dropped with its stream.
-struct Call(Arc<Calls>);
+pub(crate) struct Call(Arc<Calls>);
 
 impl Call {
     fn begin(calls: &Arc<Calls>) -> Self {
@@ -205,7 +209,11 @@ async fn answer(fetch: Fetch, request: Request<Incoming>) -> Response<Body> {
         match method.as_str() {
             "FetchX509SVID" => streaming::<X509SvidResponse>(fetch, request).await,
             "FetchX509Bundles" => streaming::<X509BundlesResponse>(fetch, request).await,
-            _ => Status::unimplemented("this Workload API has X.509 calls only").into_http(),
+            "FetchJWTBundles" => streaming::<JwtBundlesResponse>(fetch, request).await,
+            "FetchJWTSVID" => unary::<JwtSvidRequest>(fetch, request).await,
+            "ValidateJWTSVID" => unary::<ValidateJwtSvidRequest>(fetch, request).await,
+            _ => Status::unimplemented("this Workload API has the calls about X.509-SVIDs and JWT-SVIDs only")
+                .into_http(),
         }
     };
     match tokio::time::timeout(CALL_TIMEOUT, answered).await {
@@ -220,15 +228,40 @@ async fn streaming<M: FromAnswer>(fetch: Fetch, request: Request<Incoming>) -> R
     grpc.server_streaming(Streaming(fetch, std::marker::PhantomData), request).await
 }
 
-/// A call that opens a stream of answers.
-struct Fetch {
+/// A call, by the process at the other end of its connection.
+pub(crate) struct Fetch {
     peer: Arc<Peer>,
     inbox: Inbox,
     call: Option<Call>,
 }
 
+impl Fetch {
+    pub(crate) fn ask(&mut self, kind: Kind) -> Result<Asked, Status> {
+        let outgoing = self.inbox.ask(Arc::clone(&self.peer), kind)?;
+        Ok(Asked { outgoing, call: self.call.take() })
+    }
+}
+
+/// A call that the actor was asked about.
+pub(crate) struct Asked {
+    outgoing: watch::Receiver<Outgoing>,
+    call: Option<Call>,
+}
+
+impl Asked {
+    /// The first answer. A refusal is the answer of the call, and not the end of a stream.
+    pub(crate) async fn first(mut self) -> Result<(Arc<Answer>, Self), Status> {
+        let first = self.outgoing.wait_for(|next| !matches!(next, Outgoing::Nothing)).await.map(|next| next.clone());
+        match first {
+            Ok(Outgoing::Answer(answer)) => Ok((answer, self)),
+            Ok(Outgoing::Ended(denial)) => Err(status(denial)),
+            Ok(Outgoing::Nothing) | Err(_) => Err(restarting()),
+        }
+    }
+}
+
 /// A message with the content of an answer.
-trait FromAnswer: Message + 'static {
+pub(crate) trait FromAnswer: Message + 'static {
     const KIND: Kind;
     fn from_answer(answer: &Answer) -> Self;
 }
@@ -265,16 +298,10 @@ impl<M: FromAnswer> ServerStreamingService<Empty> for Streaming<M> {
     type Future = BoxFuture<'static, Result<tonic::Response<Answers<M>>, Status>>;
 
     fn call(&mut self, _: tonic::Request<Empty>) -> Self::Future {
-        let Fetch { peer, inbox, call } = &mut self.0;
-        let (asked, call) = (inbox.ask(Arc::clone(peer), M::KIND), call.take());
+        let asked = self.0.ask(M::KIND);
         Box::pin(async move {
-            let mut outgoing = asked?;
-            // A refusal is the answer of the call, and not the end of a stream.
-            match outgoing.wait_for(|next| !matches!(next, Outgoing::Nothing)).await.map(|next| next.clone()) {
-                Ok(Outgoing::Ended(denial)) => return Err(status(denial)),
-                Ok(_) => outgoing.mark_changed(),
-                Err(_) => return Err(restarting()),
-            }
+            let (_, Asked { mut outgoing, call }) = asked?.first().await?;
+            outgoing.mark_changed();
             let answers: Answers<M> = Box::pin(futures_util::stream::unfold(Some((outgoing, call)), next::<M>));
             Ok(tonic::Response::new(answers))
         })

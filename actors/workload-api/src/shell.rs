@@ -7,18 +7,19 @@ use std::sync::Arc;
 use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec, UnixSocket};
 use muster_messages::WorkloadView;
 use muster_messages::protocol::Named;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::attest::{Peer, look};
 use crate::core::{
-    Certificates, Effect, Facts, Input, Kind, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, View,
+    Certificates, Effect, Facts, Input, Kind, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, Token, View,
     WorkloadCore,
 };
 use crate::limits::{Looks, Permit};
 use crate::serve::{self, Inbox, Outgoing};
+use crate::shown::shown;
 use crate::socket;
-use crate::svid::{WorkloadSigner, new_svid, roots};
+use crate::svid::{WorkloadSigner, new_svid, new_token, roots};
 
 /// Messages waiting: a request of every stream, and their looks.
 const MAILBOX: usize = 4096;
@@ -32,6 +33,7 @@ pub enum Msg {
     Attested(StreamId, Result<Facts, NotAttested>),
     Closed(StreamId),
     Signed(SignId, Result<Svid, SignFailure>),
+    SignedJwt(SignId, Result<Token, SignFailure>),
     Wake,
 }
 
@@ -161,6 +163,11 @@ impl WorkloadApi {
                 let signing = new_svid(Arc::clone(&self.ports.signer), workload, spiffe_id);
                 cx.report(async move { Msg::Signed(by, signing.await) });
             }
+            Effect::SignJwt(by, key) => {
+                let Some(View { cluster, .. }) = self.core.view() else { return };
+                let signing = new_token(Arc::clone(&self.ports.signer), key, *cluster, cx.wall());
+                cx.report(async move { Msg::SignedJwt(by, signing.await) });
+            }
         }
     }
 
@@ -219,6 +226,7 @@ impl Shell for WorkloadApi {
                 self.log(by, &outcome);
                 Input::Signed { by, outcome }
             }
+            Msg::SignedJwt(by, outcome) => Input::SignedJwt { by, outcome },
             Msg::Wake => {
                 self.alarm.fired();
                 Input::Woke
@@ -229,19 +237,6 @@ impl Shell for WorkloadApi {
     }
 
     fn view(&self) -> Value {
-        let (held, signing, failed) = self.core.certificates().counts();
-        let (sent, refused) = self.core.totals();
-        let until = self.core.certificates().held().map(|(name, until)| (name.to_string(), json!(until)));
-        let failing = self.core.certificates().failing().map(|(name, failure)| (name.to_string(), json!(failure.why)));
-        json!({
-            "socket": self.ports.socket, "streams": self.core.streams(), "sent": sent, "refused": refused,
-            "refused_connections": self.inbox.refused_connections(),
-            "entries": self.core.view().map(|view| view.entries.len()), "held": held, "signing": signing, "failed": failed,
-            "until": until.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),
-            "failing": failing.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),
-        })
+        shown(&self.ports, &self.inbox, &self.core)
     }
 }
-
-/// Workloads in the actor's view: it is made often.
-const MAX_SHOWN: usize = 20;

@@ -1,27 +1,27 @@
-//! Keys and certificates of workloads, as bytes: made, and checked when they come from the leader.
+//! Keys, certificates and JWTs of workloads, as bytes: made, and checked when they come from the leader.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use muster_messages::wire::SignedWorkload;
-use muster_messages::{ErrorBody, ErrorCode, WorkloadName};
+use muster_messages::wire::{SignedWorkload, WorkloadRequest};
+use muster_messages::{ClusterId, ErrorBody, ErrorCode, WallTime, WorkloadName};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
 
-use crate::core::{KeyId, Roots, SignFailure, Svid};
+use crate::core::{KeyId, Roots, SignFailure, Svid, Token, TokenKey};
+use crate::jwt::check_new;
 
 /// Certificates in a chain: a leaf, and one for each root that is not gone.
 const MAX_CHAIN: usize = 9;
 
 /// Asks the leader for certificates. The agent's session carries the question.
 pub trait WorkloadSigner: Send + Sync + 'static {
-    /// The certificate of a workload that applies to this node. `spki_der`: the public key. It ends in any case: the signer bounds the time
-    /// in which the leader answers.
-    fn sign(&self, workload: WorkloadName, spki_der: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>>;
+    /// A certificate or a JWT of a workload that applies to this node. It ends in any case: the signer bounds the time in which the leader
+    /// answers.
+    fn sign(&self, request: WorkloadRequest) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>>;
 }
 
 /// A new key, signed. Its public half is all that leaves this process.
@@ -33,10 +33,32 @@ pub(crate) async fn new_svid(
     let later = |why: String| SignFailure { refused: false, why };
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| later(error.to_string()))?;
     let spki = key.subject_public_key_info();
-    let signed = signer.sign(workload, spki.clone()).await.map_err(|error| failure(&error))?;
-    let (chain_der, issuer) = checked(&signed.chain_pem, &spki, &spiffe_id).map_err(later)?;
+    let request = WorkloadRequest::certificate(workload, spki.clone());
+    let signed = signer.sign(request).await.map_err(|error| failure(&error))?;
+    let (chain_der, issuer) = checked(&signed.text, &spki, &spiffe_id).map_err(later)?;
     let key_der = Zeroizing::new(key.serialize_der());
     Ok(Svid { chain_der, key_der, not_after: signed.not_after, issuer })
+}
+
+/// A JWT, signed.
+pub(crate) async fn new_token(
+    signer: Arc<dyn WorkloadSigner>,
+    (workload, audience): TokenKey,
+    cluster: ClusterId,
+    wall: WallTime,
+) -> Result<Token, SignFailure> {
+    let later = |why: String| SignFailure { refused: false, why };
+    let request = WorkloadRequest::jwt(workload.clone(), &audience).map_err(|error| later(error.to_string()))?;
+    let signed = signer.sign(request).await.map_err(|error| match error.code {
+        // What is asked for is legal.
+        ErrorCode::Invalid => {
+            later(format!("the leader does not sign JWTs, perhaps because its release is older: {}", error.message))
+        }
+        _ => failure(&error),
+    })?;
+    check_new(&signed.text, &workload, &audience, cluster, wall)
+        .map_err(|why| later(format!("the leader signed something else: {why}")))?;
+    Ok(Token { text: signed.text, not_after: signed.not_after })
 }
 
 fn failure(error: &ErrorBody) -> SignFailure {
@@ -69,9 +91,14 @@ fn checked(chain_pem: &str, spki: &[u8], spiffe_id: &str) -> Result<(Vec<u8>, Ke
 
 /// The roots of a bundle. One that cannot be read is skipped: the others are still good.
 pub(crate) fn roots(bundle: &[String]) -> Roots {
-    let mut roots = Roots { der: Vec::new(), keys: BTreeSet::new() };
+    let mut roots = Roots::default();
     for pem in bundle {
-        let read = certificates(pem, 1).and_then(|der| Ok((key_of(&parse(&der[0])?), der.concat())));
+        let read = certificates(pem, 1).and_then(|der| {
+            let root = parse(&der[0])?;
+            let spki = root.public_key();
+            roots.jwt_keys.add(spki.raw, &spki.subject_public_key.data);
+            Ok((key_of(&root), der.concat()))
+        });
         match read {
             Ok((key, der)) => {
                 roots.der.extend_from_slice(&der);

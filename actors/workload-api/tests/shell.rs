@@ -10,16 +10,19 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_kernel::{Address, Clock};
-use muster_messages::wire::SignedWorkload;
+use muster_messages::wire::{SignedWorkload, WorkloadRequest, WorkloadWanted};
 use muster_messages::{
     ClusterId, CrashHow, DEFAULT_WORKLOAD_TTL, ErrorBody, ErrorCode, Incarnation, WorkloadEntry, WorkloadName,
     WorkloadSelector, WorkloadView,
 };
-use muster_pki::{Issuer, PublicKey, Root, WorkloadProfile};
+use muster_pki::{Issuer, JwtProfile, PublicKey, Root, Signed, SignedJwt, WorkloadProfile};
 use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point, eventually, eventually_some};
 use muster_workload_api::client::WorkloadClient;
 use muster_workload_api::core::MAX_STREAMS_OF_USER;
-use muster_workload_api::proto::{SECURITY_HEADER, X509BundlesResponse, X509SvidResponse};
+use muster_workload_api::proto::{
+    Json, JwtBundlesResponse, JwtSvidRequest, SECURITY_HEADER, ValidateJwtSvidRequest, X509BundlesResponse,
+    X509SvidResponse,
+};
 use muster_workload_api::{
     Msg, WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec,
 };
@@ -57,31 +60,37 @@ impl Leader {
     fn root_pem(&self) -> String {
         self.root.lock().unwrap().cert_pem.clone()
     }
-    fn sign_now(&self, workload: WorkloadName, spki: &[u8]) -> Result<SignedWorkload, ErrorBody> {
+    fn sign_now(&self, request: &WorkloadRequest) -> Result<SignedWorkload, ErrorBody> {
         if self.away.load(Ordering::Relaxed) {
             return Err(ErrorBody::new(ErrorCode::NoQuorum, "no leader"));
         }
-        let profile = WorkloadProfile {
-            cluster: self.cluster,
-            workload: self.instead.lock().unwrap().clone().unwrap_or(workload),
-            dns: Vec::new(),
-            incarnation: Incarnation(1),
-            lifetime: DEFAULT_WORKLOAD_TTL,
-            now: Clock.wall(),
-        };
+        let workload = self.instead.lock().unwrap().clone().unwrap_or_else(|| request.workload.clone());
+        let (cluster, now) = (self.cluster, Clock.wall());
         let root = self.root.lock().unwrap();
         let issuer = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap();
-        let signed = issuer.sign_workload(&profile, &PublicKey::parse(spki).unwrap()).unwrap();
         self.signed.fetch_add(1, Ordering::Relaxed);
-        Ok(SignedWorkload { chain_pem: signed.cert_pem, not_after: signed.not_after })
+        match request.wanted().unwrap() {
+            WorkloadWanted::Certificate { public_key_der } => {
+                let (lifetime, incarnation) = (DEFAULT_WORKLOAD_TTL, Incarnation(1));
+                let profile = WorkloadProfile { cluster, workload, dns: Vec::new(), incarnation, lifetime, now };
+                let key = PublicKey::parse(&public_key_der).unwrap();
+                let Signed { cert_pem, not_after, .. } = issuer.sign_workload(&profile, &key).unwrap();
+                Ok(SignedWorkload { text: cert_pem, not_after })
+            }
+            WorkloadWanted::Jwt { audience } => {
+                let profile = JwtProfile { cluster, workload, audience, now };
+                let SignedJwt { token, not_after, .. } = issuer.sign_jwt(&profile).unwrap();
+                Ok(SignedWorkload { text: token, not_after })
+            }
+        }
     }
 }
 
 struct Signer(Arc<Leader>);
 impl WorkloadSigner for Signer {
-    fn sign(&self, workload: WorkloadName, spki: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
+    fn sign(&self, request: WorkloadRequest) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
         let leader = Arc::clone(&self.0);
-        async move { leader.sign_now(workload, &spki) }.boxed()
+        async move { leader.sign_now(&request) }.boxed()
     }
 }
 
@@ -190,7 +199,7 @@ async fn calls_without_the_security_header_are_invalid() {
             assert_eq!(refused.code(), Code::InvalidArgument, "{method} {metadata:?}");
         }
     }
-    for method in ["FetchJWTSVID", "FetchJWTBundles", "ValidateJWTSVID", "NoSuchCall"] {
+    for method in ["FetchWITSVID", "NoSuchCall"] {
         let refused = client.stream::<X509SvidResponse>(method, &[(SECURITY_HEADER, "true")]).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unimplemented, "{method}");
     }
@@ -223,6 +232,65 @@ async fn process_without_an_entry_is_denied_at_once_and_mid_stream() {
 /// Asks until the actor has seen the entries.
 async fn retry(client: &mut WorkloadClient) -> Streaming<X509SvidResponse> {
     eventually_some("the stream is served", async || client.fetch_x509_svid().await.ok()).await
+}
+
+#[tokio::test]
+async fn jwt_is_fetched_and_validated_over_a_rotation() {
+    let node = Node::with(vec![WorkloadEntry { jwt: true, ..own("a/b") }, own("a/c")]).await;
+    let mut client = node.client().await;
+    let request = JwtSvidRequest { audience: vec!["db".to_owned()], spiffe_id: String::new() };
+    let no_audience = JwtSvidRequest { audience: Vec::new(), ..request.clone() };
+    assert_eq!(client.fetch_jwt_svid(no_audience).await.unwrap_err().code(), Code::InvalidArgument);
+    let other = JwtSvidRequest { spiffe_id: "spiffe://x/workload/a/c".to_owned(), ..request.clone() };
+    assert_eq!(client.fetch_jwt_svid(other).await.unwrap_err().code(), Code::PermissionDenied);
+    let first = client.fetch_jwt_svid(request.clone()).await.unwrap().svids;
+    let id = format!("spiffe://{}/workload/a/b", node.leader.cluster);
+    assert_eq!(first.iter().map(|svid| svid.spiffe_id.as_str()).collect::<Vec<_>>(), [id.as_str()]);
+    assert_eq!(client.fetch_jwt_svid(request.clone()).await.unwrap().svids, first, "the same one again");
+
+    let token = &first[0].svid;
+    let validate = |audience: &str| ValidateJwtSvidRequest { audience: audience.to_owned(), svid: token.clone() };
+    let good = client.validate_jwt_svid(validate("db")).await.unwrap();
+    assert_eq!(good.spiffe_id, id);
+    let claims = good.claims.unwrap().fields;
+    assert_eq!(claims["sub"].json, Some(Json::Text(id.clone())));
+    for wrong in ["", "other"] {
+        assert_eq!(client.validate_jwt_svid(validate(wrong)).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    let mut bundles = client.fetch_jwt_bundles().await.unwrap();
+    let keys = |response: JwtBundlesResponse| {
+        let (_, set) = response.bundles.into_iter().next().unwrap();
+        let set: serde_json::Value = serde_json::from_slice(&set).unwrap();
+        set["keys"].as_array().unwrap().len()
+    };
+    assert_eq!(keys(message(&mut bundles).await.unwrap()), 1);
+    let old = node.leader.root_pem();
+    node.leader.rotate();
+    let new = node.leader.root_pem();
+    node.view.send_modify(|view| view.bundle = Arc::new(vec![old, new.clone()]));
+    assert_eq!(keys(message(&mut bundles).await.unwrap()), 2);
+    assert!(client.validate_jwt_svid(validate("db")).await.is_ok(), "the former root is still trusted");
+    let second = client.fetch_jwt_svid(request).await.unwrap().svids;
+    assert_ne!(second[0].svid, *token);
+    node.view.send_modify(|view| view.bundle = Arc::new(vec![new]));
+    assert_eq!(keys(message(&mut bundles).await.unwrap()), 1);
+    let refused = client.validate_jwt_svid(validate("db")).await.unwrap_err();
+    assert!(refused.message().contains("kid"), "{refused}");
+    drop((bundles, client));
+    node.harness.finish().await;
+}
+
+#[tokio::test]
+async fn process_without_an_entry_learns_nothing_about_jwts() {
+    let node = Node::with(Vec::new()).await;
+    let mut client = node.client().await;
+    let request = JwtSvidRequest { audience: vec!["db".to_owned()], spiffe_id: String::new() };
+    assert_eq!(client.fetch_jwt_svid(request).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(client.fetch_jwt_bundles().await.unwrap_err().code(), Code::PermissionDenied);
+    let validate = ValidateJwtSvidRequest { audience: "db".to_owned(), svid: "a.b.c".to_owned() };
+    assert_eq!(client.validate_jwt_svid(validate).await.unwrap_err().code(), Code::PermissionDenied);
+    drop(client);
+    node.harness.finish().await;
 }
 
 #[tokio::test]

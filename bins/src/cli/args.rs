@@ -23,8 +23,10 @@ pub use self::ca::{CaCommand, RootArg, RotateArgs};
 pub use self::dashboard::DashboardArgs;
 pub use self::events::EventsArgs;
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
-use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP};
-pub use self::reconciler::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName};
+use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP, RELEASE_HELP};
+pub use self::reconciler::{
+    MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName, ReleaseCommand,
+};
 pub use self::workload::{WorkloadArgs, WorkloadCommand};
 
 /// Muster: cluster membership, node roles, certificates and leader election.
@@ -120,6 +122,9 @@ pub enum Command {
     /// Manage desired state that one node of the newest release applies, gated on serving members
     #[command(subcommand, after_help = RECONCILER_HELP)]
     Reconciler(ReconcilerCommand),
+    /// Declare which release of each application this machine can run
+    #[command(subcommand, after_help = RELEASE_HELP)]
+    Release(ReleaseCommand),
     /// Manage members of scopes: announced, serving, draining
     #[command(subcommand, after_help = MEMBER_HELP)]
     Member(MemberCommand),

@@ -74,6 +74,21 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_its_range_and_its_timings_are_read() {
+        let text = "name = \"m\"\nrelease = \"1.0.0\"\nscope = \"s\"\nfloor = \"1.0.0\"\napplies = \"or-later\"\n\
+            [timing]\nlease = \"3s\"\nhold = \"5m\"\n\
+            [[steps]]\nname = \"a\"\nargv = [\"up\", \"a\"]\n[[steps]]\nname = \"b\"\nargv = [\"up\"]\ndigest = \"d\"\n";
+        let one = &parse("-", text).unwrap()[0];
+        let Action::Chain(steps) = &one.action else { panic!("a chain") };
+        assert_eq!((steps.len(), steps[0].name.as_str(), steps[1].digest.as_str()), (2, "a", "d"));
+        let timing = one.options.timing;
+        assert_eq!((timing.lease_ms, timing.hold_ms, timing.resign_pause_ms), (Some(3000), Some(300_000), None));
+        assert!(one.applies_to("1.0.1".parse().unwrap()) && !one.applies_to("0.9.0".parse().unwrap()));
+        assert_eq!((one.every_ms, one.settle_ms, one.downgrade), (None, 5_000, false), "as of a command");
+        assert!(parse("-", &text.replace("hold =", "held =")).is_err());
+    }
+
+    #[test]
     fn parse_error_names_the_mistake() {
         for (text, word) in [
             (TOML.replace("floor", "flor"), "flor"),

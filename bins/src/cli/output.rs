@@ -62,7 +62,17 @@ pub fn print_failure(failure: &Failure, format: Format) {
 /// Writes to stdout. Ends the process quietly when the reader is gone (`muster events | head`), and with an error when the
 /// output cannot be written, as on a full disk: a script must not take an empty file for an answer.
 pub fn print(text: &str) {
-    if let Err(error) = try_print(text) {
+    printed(try_print(text));
+}
+
+/// Like [`print()`], without the end of a line.
+pub fn print_part(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    printed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()));
+}
+
+fn printed(result: std::io::Result<()>) {
+    if let Err(error) = result {
         if error.kind() == ErrorKind::BrokenPipe {
             std::process::exit(0);
         }

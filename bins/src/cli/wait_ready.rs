@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use muster_client::{Failure, Outcome, Target, parse};
+use muster_client::{Client, Failure, Outcome, Target, parse};
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{
     CANDIDATES_SCOPE, DNS_LABEL, ErrorCode, ListView, ParticipantKey, ReconcilerView, Release, SessionId, Triple,
@@ -19,6 +19,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::args::Global;
+use super::commands::release;
 use super::discover;
 use super::duration::parse_duration;
 use super::elect::command::{End, Forwarded, Speaker, guard};
@@ -28,7 +29,7 @@ use crate::guard::{Exit, Launch, Number, adopt};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The command's environment has MUSTER_SCOPE, MUSTER_MEMBER and MUSTER_FENCING_TOKEN. When its admission is revoked, \
+    after_help = "The command's environment has MUSTER_SCOPE, MUSTER_MEMBER, MUSTER_RELEASE and MUSTER_FENCING_TOKEN. When its admission is revoked, \
 it gets TERM, then KILL before a run relies on its end, and muster exits 7. Otherwise muster exits with the command's status, \
 128+n for signal n. Without --exec nothing is held: muster exits as soon as a member of this release would be admitted.
 
@@ -46,9 +47,9 @@ pub struct WaitReadyArgs {
     /// A reconciler that must have been applied; can be repeated
     #[arg(long = "reconciler", value_name = "NAME", value_parser = parse_reconciler)]
     pub reconcilers: Vec<String>,
-    /// Release of the command; not admitted below a gate's floor
+    /// Release of the command; not admitted below a gate's floor [default: what is declared for the scope on this machine, see `muster release`, else the node's own]
     #[arg(long)]
-    pub release: Release,
+    pub release: Option<Release>,
     /// Lowest release of each --reconciler that must have been applied [default: any]
     #[arg(long, value_name = "RELEASE", requires = "reconcilers")]
     pub needs: Option<Triple>,
@@ -103,7 +104,12 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
     let mut signals = Forwarded::listen()?;
     // Orphans of a killed guardian become children of this process.
     adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
-    let link = match discover::client(global).await?.target() {
+    let mut client = discover::client(global).await?;
+    let release = match args.release.clone() {
+        Some(release) => release,
+        None => release_here(&mut client, &args, &mut signals).await?,
+    };
+    let link = match client.target() {
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };
@@ -111,7 +117,7 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
         return gone;
     }
     let name = args.member.clone().unwrap_or_else(default_member);
-    let bare = Member::new(&args.scope, &name, args.release.clone());
+    let bare = Member::new(&args.scope, &name, release.clone());
     let needs = args.needs.unwrap_or(Triple::new(0, 0, 0));
     let member = args.reconcilers.iter().fold(bare, |member, reconciler| member.needs(reconciler, needs));
     let waiting = Admission::announce(Arc::new(link), member).await.map_err(|error| match error {
@@ -127,15 +133,20 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
     if !args.exec {
         serving.drain().await;
         if out.is_json() {
-            print(&json!({"scope": args.scope, "release": args.release, "ready": true}).to_string());
+            print(&json!({"scope": args.scope, "release": release, "ready": true}).to_string());
         } else {
-            out.say(format!("{} {} would be admitted", args.scope, args.release));
+            out.say(format!("{} {} would be admitted", args.scope, release));
         }
         return Ok(0);
     }
     let token = serving.token().map(|token| token.to_string()).unwrap_or_default();
     speaker.say(&format!("serving in {} as {name}", args.scope));
-    let environment = [("MUSTER_SCOPE", args.scope.clone()), ("MUSTER_MEMBER", name), ("MUSTER_FENCING_TOKEN", token)];
+    let environment = [
+        ("MUSTER_SCOPE", args.scope.clone()),
+        ("MUSTER_MEMBER", name),
+        ("MUSTER_RELEASE", release.to_string()),
+        ("MUSTER_FENCING_TOKEN", token),
+    ];
     let environment = environment.map(|(key, value)| (key.to_owned(), value)).to_vec();
     let launch = Launch::new(args.command, environment);
     let (signal_sender, signal_receiver) = mpsc::channel(16);
@@ -167,6 +178,26 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Scopes that a refusal names.
 const MAX_NAMED_SCOPES: usize = 10;
+
+/// The release that is declared for the scope on this machine, or the node's own. A daemon that does not answer yet is asked again.
+async fn release_here(client: &mut Client, args: &WaitReadyArgs, signals: &mut Forwarded) -> Outcome<Release> {
+    let limit = args.timeout.map(|limit| tokio::time::Instant::now() + limit);
+    loop {
+        let failure = match release::of_scope(client, &args.scope).await {
+            Ok(release) => return Ok(release),
+            Err(failure) => failure,
+        };
+        let over = limit.is_some_and(|limit| limit <= tokio::time::Instant::now() + RETRY_PAUSE);
+        if over || !failure.may_pass() {
+            let message = format!("the release is not known, so name one with --release: {}", failure.message);
+            return Err(Failure { message, ..failure });
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RETRY_PAUSE) => {}
+            number = signals.next() => if signals.ends(number) { return Err(failure) },
+        }
+    }
+}
 
 /// Refuses a scope that no reconciler has, most likely a mistyped one: its members would serve whatever is applied. A member that names
 /// reconcilers needs no such check: it waits for them, and the cluster refuses it if they belong to other scopes.
@@ -315,6 +346,7 @@ mod tests {
         let all = "db --release 1.0.0 --reconciler a --reconciler b --needs 2.0.0 --member n1.eu --exec -- ls -l";
         assert_eq!(refusal(all), None);
         assert_eq!(refusal("db --release 1.0.0"), None);
+        assert_eq!(refusal("db --exec -- ls"), None, "as the release that is declared on the machine");
         assert_eq!(refusal("db --release 1.0.0 --allow-undefined-scope"), None);
     }
 

@@ -12,7 +12,7 @@ use muster_messages::{ErrorCode, Name};
 use muster_pki::{Founding, IdentityStore, JoinToken, LocalNode};
 use muster_raft_member::disk;
 
-use super::config::Config;
+use super::config::{CREDENTIAL, Config, TokenSource};
 use super::recovery;
 use super::sealing;
 use super::systemd;
@@ -127,8 +127,8 @@ pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Re
             return Err(Exit::new(
                 2,
                 format!(
-                    "{dir} holds no identity: found a cluster with --init, or join one with --join HOST:PORT --token-file FILE \
-                     (`muster token show worker` on a manager prints a token)"
+                    "{dir} holds no identity: found a cluster with --init, or join one with --join HOST:PORT and a token, in --token-file FILE \
+                     or systemd's credential {CREDENTIAL} (`muster token show worker` on a manager prints one)"
                 ),
             ));
         }
@@ -270,15 +270,12 @@ async fn joined(
     let token = match &config.token {
         Some(Ok(token)) => token.expose().to_owned(),
         Some(Err(unreadable)) => return Err(Exit::new(2, unreadable.clone())),
-        None => {
-            let text = "--join needs a token, in MUSTER_TOKEN or the file of --token-file: `muster token show worker` on a \
-                        manager prints one";
-            return Err(Exit::new(2, text));
-        }
+        None => return Err(Exit::new(2, missing_token(config))),
     };
-    if config.token_is_public {
+    if let Some(place) = &config.token_is_exposed {
         tracing::warn!(
-            "every user of this machine can read the join token in the command line; give it as MUSTER_TOKEN or --token-file"
+            "every user of this machine can read the join token {place}; give it as a credential of systemd, as MUSTER_TOKEN, or \
+             in a file that only this user may read"
         );
     }
     let args = JoinArgs {
@@ -299,6 +296,19 @@ async fn joined(
         Ok(joined) => Ok(joined.credentials),
         Err(error) => Err(Exit::new(error.exit_status(), muster_kernel::Fault::from(error).0)),
     }
+}
+
+/// What to do about a join without a token.
+pub(super) fn missing_token(config: &Config) -> String {
+    let none = if config.token_from == TokenSource::EmptyCredential {
+        format!(", and the credential {CREDENTIAL} that systemd passes is empty")
+    } else {
+        String::new()
+    };
+    format!(
+        "--join needs a token: in MUSTER_TOKEN, the file of --token-file, or systemd's credential {CREDENTIAL}{none}. `muster token \
+         show worker` on a manager prints one"
+    )
 }
 
 /// The addresses in a founder's own first certificate. Loopback is always included.

@@ -13,8 +13,8 @@ use muster_pki::{IdentityStore, JoinToken};
 use rustix::fs::{Access, access};
 use serde_json::json;
 
-use super::boot::{print, say};
-use super::config::{self, Args, Config, ConfigFault, Faults, OutputFormat};
+use super::boot::{missing_token, print, say};
+use super::config::{self, Args, Config, ConfigFault, Faults, OutputFormat, TokenSource};
 use super::lock::{self, LockFault};
 use super::logging;
 
@@ -60,7 +60,7 @@ fn faults_here(config: &Config, faults: &mut Faults) {
         check("advertise", &|| reachable_for_others(&config.listen, &config.advertise));
     }
     check("join", &|| config.join.iter().try_for_each(|addr| resolved("--join", addr).map(drop)));
-    let of_the_token = if matches!(config.token, Some(Err(_))) { "token_file" } else { "token" };
+    let of_the_token = if config.token_from == TokenSource::File { "token_file" } else { "token" };
     check(of_the_token, &|| usable_token(config));
     if let Some(file) = &config.unlock_key_file {
         check("unlock_key_file", &|| readable("--unlock-key-file", file));
@@ -123,7 +123,7 @@ fn usable_token(config: &Config) -> Result<(), String> {
         Some(Ok(token)) => JoinToken::parse(token.expose()).map(drop).map_err(|why| format!("the join token: {why}")),
         Some(Err(why)) => Err(why.clone()),
         None if config.join.is_empty() => Ok(()),
-        None => Err("--join needs a token, in MUSTER_TOKEN or the file of --token-file".to_owned()),
+        None => Err(missing_token(config)),
     }
 }
 

@@ -14,39 +14,44 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::{BootTime, Timekeeper};
-use muster_reconciler::{CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, MAX_OUTPUT_BYTES};
+use muster_messages::CommandOptions;
+use muster_reconciler::{
+    CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, MAX_HEAD_BYTES, MAX_OUTPUT_BYTES,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::{oneshot, watch};
 
-use super::settings::Programs;
+use super::command_setup::{self, CommandSetup};
+use super::run_logs::{RunLog, RunLogs};
+use super::settings::Reconcilers;
 use crate::guard::{Exit, Guarded, Launch, News, Reading, Report, Streams};
 
 /// KILL, as a number.
 const KILL: u8 = 9;
 
-/// The programs that this node runs for definitions, as configured now.
+/// What this node runs for definitions, as configured now.
 pub(super) struct Allowed {
-    programs: Mutex<Programs>,
+    configured: Mutex<Reconcilers>,
     changes: watch::Sender<()>,
 }
 
 impl Allowed {
-    pub fn new(programs: Programs) -> Self {
-        Self { programs: Mutex::new(programs), changes: watch::Sender::new(()) }
+    pub fn new(configured: Reconcilers) -> Self {
+        Self { configured: Mutex::new(configured), changes: watch::Sender::new(()) }
     }
 
-    /// Replaces them.
-    pub fn replace(&self, programs: Programs) {
-        let is_news = *self.programs() != programs;
-        *self.programs() = programs;
+    /// Replaces it.
+    pub fn replace(&self, configured: Reconcilers) {
+        let is_news = *self.configured() != configured;
+        *self.configured() = configured;
         if is_news {
             self.changes.send_replace(());
         }
     }
 
-    fn programs(&self) -> MutexGuard<'_, Programs> {
-        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn configured(&self) -> MutexGuard<'_, Reconcilers> {
+        self.configured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -55,15 +60,24 @@ pub(super) struct Commands {
     /// The socket for `muster` within a command.
     pub socket: PathBuf,
     pub allowed: Arc<Allowed>,
+    pub logs: Arc<RunLogs>,
 }
 
 impl CommandRunner for Commands {
     fn allows(&self, program: &str) -> bool {
-        self.allowed.programs().allow(program)
+        self.allowed.configured().commands.allow(program)
+    }
+
+    fn permits(&self, options: &CommandOptions) -> bool {
+        command_setup::permits(&self.allowed.configured(), options).is_ok()
     }
 
     fn changes(&self) -> watch::Receiver<()> {
         self.allowed.changes.subscribe()
+    }
+
+    fn lost_log_bytes(&self) -> u64 {
+        self.logs.lost_bytes()
     }
 
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
@@ -75,13 +89,22 @@ impl CommandRunner for Commands {
             );
             return std::future::ready(not_started(why)).boxed();
         }
+        let configured = self.allowed.configured().clone();
         // The command may change its directory before it connects.
         let socket = std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone());
         let socket = socket.to_string_lossy().into_owned();
+        let log = self.logs.begin(&order.run);
         let (mut tell, end) = oneshot::channel();
         // In its own task: the caller may stop waiting, but the process must be collected.
         tokio::spawn(async move {
-            let end = run(order, socket, tell.closed()).await;
+            let options = order.options.clone();
+            // Files may be on a slow disk.
+            let setup = tokio::task::spawn_blocking(move || command_setup::set_up(&configured, &options)).await;
+            let end = match setup {
+                Ok(Ok(setup)) => run(order, setup, socket, log, tell.closed()).await,
+                Ok(Err(why)) => not_started(why),
+                Err(error) => not_started(error),
+            };
             let _unwanted = tell.send(end);
         });
         end.map(|end| end.unwrap_or_else(|_| not_started("this process is ending"))).boxed()
@@ -89,20 +112,28 @@ impl CommandRunner for Commands {
 }
 
 fn not_started(why: impl ToString) -> CommandEnd {
-    CommandEnd { exit: CommandExit::NotStarted(why.to_string()), output: String::new() }
+    CommandEnd { exit: CommandExit::NotStarted(why.to_string()), head: String::new(), output: String::new() }
 }
 
 /// From the start of the keeper until the command's last process has ended. `unwanted`: the caller stopped waiting.
-async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output = ()>) -> CommandEnd {
-    let CommandOrder { argv, env, mut hold, cancelled } = order;
-    let mut environment = vec![("MUSTER_SOCKET".to_owned(), socket)];
+async fn run(
+    order: CommandOrder,
+    setup: CommandSetup,
+    socket: String,
+    log: RunLog,
+    unwanted: impl Future<Output = ()>,
+) -> CommandEnd {
+    let CommandOrder { argv, env, mut hold, cancelled, .. } = order;
+    let mut environment = setup.environment;
+    environment.push(("MUSTER_SOCKET".to_owned(), socket));
     environment.extend(env);
+    environment.extend(setup.attributes.to_variable());
     let launch = Launch::new(argv.into_iter().map(OsString::from).collect(), environment);
     let (mut guarded, written) = match start(&launch) {
         Ok(started) => started,
         Err(error) => return not_started(error),
     };
-    let output = Reading::start(output_tail(written));
+    let output = Reading::start(ends_of_output(written, log));
     let mut unwanted = pin!(async {
         tokio::select! {
             () = unwanted => {}
@@ -166,7 +197,8 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
             }
         }
     };
-    CommandEnd { exit, output: output.end().await.unwrap_or_default() }
+    let (head, output) = output.end().await.unwrap_or_default();
+    CommandEnd { exit, head, output }
 }
 
 fn start(launch: &Launch) -> io::Result<(Guarded, pipe::Receiver)> {
@@ -177,25 +209,30 @@ fn start(launch: &Launch) -> io::Result<(Guarded, pipe::Receiver)> {
     Ok((guarded, pipe::Receiver::from_owned_fd(OwnedFd::from(ours))?))
 }
 
-/// The end of the output, once its writers have closed it.
-async fn output_tail(mut written: pipe::Receiver) -> String {
-    let mut kept = Vec::with_capacity(MAX_OUTPUT_BYTES);
+/// The beginning and the end of the output, once its writers have closed it. All of it goes to its log.
+async fn ends_of_output(mut written: pipe::Receiver, mut log: RunLog) -> (String, String) {
+    let (mut head, mut kept) = (Vec::new(), Vec::with_capacity(MAX_OUTPUT_BYTES));
     let mut chunk = vec![0; 8 * 1024];
     while let Ok(read @ 1..) = written.read(&mut chunk).await {
-        kept.extend_from_slice(chunk.get(..read).unwrap_or_default());
+        let output = chunk.get(..read).unwrap_or_default();
+        let room = MAX_HEAD_BYTES - head.len();
+        head.extend_from_slice(output.get(..room.min(read)).unwrap_or_default());
+        kept.extend_from_slice(output);
         if kept.len() > 2 * MAX_OUTPUT_BYTES {
             kept.drain(..kept.len() - MAX_OUTPUT_BYTES);
         }
+        log.write(output).await;
     }
-    String::from_utf8_lossy(&kept).into_owned()
+    (String::from_utf8_lossy(&head).into_owned(), String::from_utf8_lossy(&kept).into_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::settings::Reconcilers;
+    use crate::daemon::settings::Programs;
     use muster_elector::Hold;
-    use muster_messages::Moment;
+    use muster_messages::wire::RunKey;
+    use muster_messages::{FencingToken, Moment};
 
     #[tokio::test]
     async fn node_runs_only_configured_programs() {
@@ -203,16 +240,24 @@ mod tests {
         let listed: Reconcilers = toml::from_str("commands = [\"/usr/local/bin/migrate\"]").unwrap();
         let all: Reconcilers = toml::from_str("commands = true").unwrap();
         assert!(all.commands.allow("/bin/sh") && !listed.commands.allow("/bin/sh"));
-        let here = Commands { socket: PathBuf::from("muster.sock"), allowed: Arc::new(Allowed::new(listed.commands)) };
+        let logs = RunLogs::new(std::path::Path::new("unused"));
+        let allowed = Arc::new(Allowed::new(listed));
+        let here = Commands { socket: PathBuf::from("muster.sock"), allowed, logs };
         assert!(here.allows("/usr/local/bin/migrate") && !here.allows("migrate"));
         let changes = here.changes();
-        here.allowed.replace(Programs::Listed(vec!["/usr/local/bin/migrate".to_owned()]));
+        let only = |program: &str| Reconcilers {
+            commands: Programs::Listed(vec![program.to_owned()]),
+            ..Reconcilers::default()
+        };
+        here.allowed.replace(only("/usr/local/bin/migrate"));
         assert!(!changes.has_changed().unwrap(), "they are the same");
-        here.allowed.replace(Programs::Listed(vec!["migrate".to_owned()]));
+        here.allowed.replace(only("migrate"));
         assert!(changes.has_changed().unwrap() && here.allows("migrate") && !here.allows("/usr/local/bin/migrate"));
         let order = CommandOrder {
+            run: RunKey { reconciler: "schema".to_owned(), term: FencingToken(1), of_term: 1 },
             argv: vec!["/bin/sh".to_owned(), "-c".to_owned(), "exit 0".to_owned()],
             env: Default::default(),
+            options: CommandOptions::default(),
             hold: watch::channel(Hold { step_down_at: Moment(0), over_at: Moment(0) }).1,
             cancelled: Default::default(),
         };

@@ -1,16 +1,18 @@
 //! The daemon's configuration: flag, then `MUSTER_…` environment, then TOML file, then default.
 
 mod file;
+mod token;
 
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Parser;
 use muster_messages::Secret;
 use serde::{Deserialize, Serialize};
 
 pub use self::file::{BadConfig, ConfigFault, Faults};
+pub use self::token::{CREDENTIAL, TokenSource};
+use self::token::{Given, Pair, Token};
 use super::settings::{self, Settings};
 
 /// The daemon: one node of a Muster cluster.
@@ -51,8 +53,12 @@ pub struct Args {
     #[arg(long, env = "MUSTER_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// A file with the join token, `-` for standard input
+    /// [default: systemd's credential muster-join-token]
     #[arg(long, env = "MUSTER_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Where systemd put this service's credentials.
+    #[arg(skip = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from))]
+    credentials: Option<PathBuf>,
     /// The release that this node reports [default: musterd's own version]
     #[arg(long, env = "MUSTER_RELEASE", value_name = "X.Y.Z")]
     release: Option<String>,
@@ -136,7 +142,7 @@ impl Args {
     }
     /// For reading the configuration again: without the token, which only a start needs and which must not stay in memory.
     pub fn again(mut self) -> Self {
-        (self.token, self.token_file, self.again) = (None, None, true);
+        (self.token, self.token_file, self.credentials, self.again) = (None, None, None, true);
         self
     }
     /// `--check-config`
@@ -243,9 +249,11 @@ pub struct Config {
     /// The join token, or why its file cannot be read. A directory with an identity needs neither.
     #[serde(skip)]
     pub token: Option<Result<Secret, String>>,
-    /// It is in the command line, which every user can read.
     #[serde(skip)]
-    pub token_is_public: bool,
+    pub token_from: TokenSource,
+    /// Where other users of this machine can read it.
+    #[serde(skip)]
+    pub token_is_exposed: Option<String>,
     pub release: String,
     pub labels: BTreeMap<String, String>,
     pub metrics: String,
@@ -339,22 +347,25 @@ pub fn read(args: Args) -> (Config, Faults) {
             None => faults.add_flag("labels", format!("--label {label:?}: write it as K=V")),
         }
     }
-    let token_is_public = args.token.is_some() && args.token != std::env::var("MUSTER_TOKEN").ok();
-    let file_is_a_flag =
-        args.token_file.is_some() && args.token_file != std::env::var_os("MUSTER_TOKEN_FILE").map(PathBuf::from);
-    if token_is_public && file_is_a_flag {
+    let is_variable = |name: &str, value: Option<&std::ffi::OsStr>| value == std::env::var_os(name).as_deref();
+    let (token_is_variable, file_is_variable) = (
+        is_variable("MUSTER_TOKEN", args.token.as_deref().map(AsRef::as_ref)),
+        is_variable("MUSTER_TOKEN_FILE", args.token_file.as_deref().map(AsRef::as_ref)),
+    );
+    let token = |flag: bool| args.token.clone().filter(|_| token_is_variable != flag);
+    let token_file = |flag: bool| args.token_file.clone().filter(|_| file_is_variable != flag);
+    let flags = Pair { token: token(true), file: token_file(true) };
+    if flags.token.is_some() && flags.file.is_some() {
         faults.add("token", "--token and --token-file: give one of them");
     }
-    // A flag wins over the environment, which wins over the file of --config; within each, the token wins over a token file.
-    let found = |token: Option<String>, file: Option<PathBuf>| {
-        token.map(|token| Ok(Secret::new(token))).or_else(|| file.map(|file| token_in(&file)))
+    let given = Given {
+        flags,
+        environment: Pair { token: token(false), file: token_file(false) },
+        file: Pair { token: file.token, file: file.token_file },
+        credentials: args.credentials,
     };
-    let token = match (args.again, file_is_a_flag) {
-        // It was needed for the start alone.
-        (true, _) => None,
-        (false, true) => found(None, args.token_file),
-        (false, false) => found(args.token, args.token_file).or_else(|| found(file.token, file.token_file)),
-    };
+    // It is needed for the start alone.
+    let token = if args.again { Token::default() } else { given.found() };
     let init = args.init.or(file.init).unwrap_or(false);
     if init && !join.is_empty() {
         faults.add("init", "--init founds a cluster and --join joins one: give one of them");
@@ -374,8 +385,9 @@ pub fn read(args: Args) -> (Config, Faults) {
         init,
         cluster_name,
         join,
-        token,
-        token_is_public,
+        token: token.text,
+        token_from: token.from,
+        token_is_exposed: token.is_exposed,
         release,
         labels,
         metrics: args.metrics.or(file.metrics).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
@@ -408,26 +420,6 @@ fn path_or_off<S: serde::Serializer>(path: &Option<PathBuf>, serializer: S) -> R
     }
 }
 
-/// Reads a file that holds one line with a token and nothing else.
-fn token_in(file: &Path) -> Result<Secret, String> {
-    let read = |from: &mut dyn Read| {
-        let mut text = String::new();
-        from.take(MAX_TOKEN_BYTES).read_to_string(&mut text).map(|_| text)
-    };
-    let text = match file.to_str() {
-        Some("-") => read(&mut std::io::stdin()),
-        _ => std::fs::File::open(file).and_then(|mut file| read(&mut file)),
-    };
-    let text = text.map_err(|e| format!("cannot read the join token from {}: {e}", file.display()))?;
-    match text.trim() {
-        "" => Err(format!("{} holds no join token: it is empty", file.display())),
-        token => Ok(Secret::new(token)),
-    }
-}
-
-/// Ten times the length of any token.
-const MAX_TOKEN_BYTES: u64 = 1024;
-
 fn host_and_port(flag: &str, text: &str) -> Result<(), String> {
     let legal = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
     if legal { Ok(()) } else { Err(format!("{flag} {text:?}: write it as HOST:PORT")) }
@@ -438,9 +430,7 @@ fn legal_name(flag: &str, name: &str) -> Result<(), String> {
 }
 
 fn release_triple(text: &str) -> Result<(), String> {
-    let parts: Vec<&str> = text.split('.').collect();
-    let legal = parts.len() == 3 && parts.iter().all(|p| p.parse::<u32>().is_ok_and(|n| n.to_string() == *p));
-    if legal { Ok(()) } else { Err(format!("--release {text:?}: write it as X.Y.Z, three numbers")) }
+    text.parse::<muster_messages::Triple>().map(drop).map_err(|why| format!("--release {text:?}: {why}"))
 }
 
 fn hostname() -> String {
@@ -469,9 +459,13 @@ mod tests {
         let file = path.to_str().unwrap();
         let given = |args: &[&str]| config(&[&["--data-dir", "/d"], args].concat()).unwrap();
         std::fs::write(&path, "MSTR-1-a-b\n").unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         for (args, public) in [(["--token", "MSTR-1-a-b"], true), (["--token-file", file], false)] {
             let config = given(&args);
-            assert_eq!((&config.token, config.token_is_public), (&Some(Ok(Secret::new("MSTR-1-a-b"))), public));
+            assert_eq!(
+                (&config.token, config.token_is_exposed.is_some()),
+                (&Some(Ok(Secret::new("MSTR-1-a-b"))), public)
+            );
             assert!(!format!("{config:?}{}", toml::to_string(&config).unwrap()).contains("MSTR"));
         }
         std::fs::write(&path, "\n").unwrap();
@@ -495,7 +489,7 @@ mod tests {
             (&[][..], "--data-dir"),
             (&["--data-dir", "/d", "--listen", "4400"], "HOST:PORT"),
             (&["--data-dir", "/d", "--name", "Ü"], "--name"),
-            (&["--data-dir", "/d", "--release", "1.2"], "X.Y.Z"),
+            (&["--data-dir", "/d", "--release", "1.2"], "MAJOR.MINOR.PATCH"),
             (&["--data-dir", "/d", "--label", "zone"], "K=V"),
         ] {
             assert!(config(args).unwrap_err().to_string().contains(word), "{args:?}");

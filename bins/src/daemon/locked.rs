@@ -27,7 +27,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 
-use self::means::{Attempt, Means, Source};
+pub use self::means::Means;
+use self::means::{Attempt, Source};
 use super::boot::{Exit, say};
 use super::config::Config;
 use super::metrics;
@@ -315,6 +316,7 @@ impl Serving {
             limits: config.settings.api(),
             metrics: metrics::locked_port(),
             explain_workloads: None,
+            run_logs: None,
             locked: Some(Arc::clone(waiting) as Arc<dyn LockedDaemon>),
         });
         // Nothing comes through the TLS port.

@@ -3,6 +3,7 @@
 mod audit;
 mod boot;
 mod check_config;
+mod command_setup;
 mod commands;
 mod config;
 mod feature_level;
@@ -16,7 +17,9 @@ mod node;
 mod ready;
 mod reconcilers;
 mod recovery;
+mod releases;
 mod reload;
+mod run_logs;
 mod sealing;
 mod settings;
 mod startup_failure;

@@ -12,7 +12,7 @@ use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, Starts};
 use muster_messages::{AutoUnlock, NodeId, Principal, Role, Trouble};
 use muster_pki::IdentityStore;
-use muster_reconciler::Reconcilers;
+use muster_reconciler::{Reconcilers, Releases};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, watch};
 
@@ -27,8 +27,10 @@ use super::metrics;
 use super::ready::{self, Readiness};
 use super::reconcilers;
 use super::recovery;
+use super::releases;
+use super::run_logs::RunLogs;
 use super::sealing;
-use super::settings::Programs;
+use super::settings::Reconcilers as ConfiguredReconcilers;
 use super::startup_failure;
 use super::systemd;
 use super::workloads;
@@ -57,6 +59,7 @@ pub struct Shared {
     pub starts: Arc<OnceLock<Starts>>,
     pub gateway: Recipient<GatewayMsg>,
     pub api: Api,
+    pub run_logs: Arc<RunLogs>,
     /// The manager runtime's ports while it runs.
     pub manager: Arc<watch::Sender<Option<Arc<ManagerPorts>>>>,
     /// What is wrong with this node's Raft data, as `status` shows it.
@@ -116,8 +119,14 @@ impl Node {
 
         start_tree(&root, &wired, listener, Arc::clone(&socket))
             .map_err(|e| Exit::new(1, format!("cannot start the port's threads: {e}")))?;
-        let allowed = Arc::new(Allowed::new(shared.config.settings.reconcilers.commands.clone()));
-        let reconcilers = reconcilers::spec(&shared, Arc::clone(&allowed)).map(|(spec, reconcilers)| {
+        let allowed = Arc::new(Allowed::new(shared.config.settings.reconcilers.clone()));
+        let declarations = shared.config.settings.reconcilers.releases_in(&shared.config.data_dir);
+        let declared = declarations.map_or_else(Releases::default, |directory| {
+            let (spec, declared) = releases::spec(directory, shared.config.release.clone());
+            root.children().start(spec);
+            declared
+        });
+        let reconcilers = reconcilers::spec(&shared, Arc::clone(&allowed), declared).map(|(spec, reconcilers)| {
             root.children().start(spec);
             reconcilers
         });
@@ -150,9 +159,9 @@ impl Node {
         self.shared.api.audit().reopen();
     }
 
-    /// Replaces the programs that this node runs for definitions. It is no longer a candidate for others: their commands are asked to end.
-    pub fn allow_programs(&self, programs: Programs) {
-        self.allowed.replace(programs);
+    /// Replaces what this node runs for definitions. It is no longer a candidate for others: their commands are asked to end.
+    pub fn allow(&self, configured: ConfiguredReconcilers) {
+        self.allowed.replace(configured);
     }
 
     /// Keeps the status line and the watchdog up to date. Never returns.
@@ -296,6 +305,7 @@ fn wire(
         manager: manager.subscribe(),
         audit: audit.clone(),
     };
+    let run_logs = RunLogs::new(&config.data_dir);
     let api = Api::new(ApiPorts {
         facts: Arc::new(facts),
         open_admission: Arc::new(open_admission),
@@ -307,6 +317,7 @@ fn wire(
         limits: config.settings.api(),
         metrics: metrics::port(measured.clone()),
         explain_workloads: workloads::explain(&config, &workloads_known),
+        run_logs: Some(Arc::clone(&run_logs) as _),
         locked: None,
     });
     let inspector = {
@@ -348,6 +359,7 @@ fn wire(
         starts: Arc::default(),
         gateway: gateway.recipient(),
         api,
+        run_logs,
         manager,
         raft_trouble,
         incompatible: too_old,

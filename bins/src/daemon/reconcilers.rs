@@ -9,7 +9,7 @@ use muster_api::Service as Api;
 use muster_kernel::{Clock, Spec};
 use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, NodeId, Principal, Release, RequestId, millis};
-use muster_reconciler::{Cluster, CommandRunner, Reconcilers, Setup, reconcilers_spec};
+use muster_reconciler::{Cluster, CommandRunner, Reconcilers, Releases, Setup, reconcilers_spec};
 
 use super::commands::{Allowed, Commands};
 use super::node::Shared;
@@ -54,13 +54,16 @@ pub(super) fn own_cluster(shared: &Shared) -> Arc<dyn Cluster> {
     Arc::new(OwnCluster { api: shared.api.clone(), me: shared.me })
 }
 
-/// `node/reconcilers`: a group for every reconciler for which this node's release has a definition with objects or a command.
-pub(super) fn spec(shared: &Shared, allowed: Arc<Allowed>) -> Option<(Spec, Reconcilers)> {
+/// `node/reconcilers`: a group for every reconciler for which there is a definition with objects or commands
+/// that this node can run: of the release that is declared for its scope, else of the node's own.
+pub(super) fn spec(shared: &Shared, allowed: Arc<Allowed>, releases: Releases) -> Option<(Spec, Reconcilers)> {
     let release: Release = shared.config.release.parse().ok()?;
     let own_cluster = Arc::new(OwnCluster { api: shared.api.clone(), me: shared.me });
-    let commands: Arc<dyn CommandRunner> = Arc::new(Commands { socket: shared.config.socket.clone(), allowed });
+    let (socket, logs) = (shared.config.socket.clone(), Arc::clone(&shared.run_logs));
+    let commands: Arc<dyn CommandRunner> = Arc::new(Commands { socket, allowed, logs });
     let setup = Setup {
         node: Some(shared.me),
+        releases,
         objects: true,
         commands: Some(commands),
         ..Setup::new(own_cluster, shared.me.to_string(), release)

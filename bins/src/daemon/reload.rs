@@ -15,7 +15,7 @@ use super::logging::{self, LogFilter};
 use super::node::Node;
 
 /// The keys that are applied: each is applied in [`Reload::apply`].
-const APPLIED: [&str; 2] = ["log", "reconcilers.commands"];
+const APPLIED: [&str; 4] = ["log", "reconcilers.commands", "reconcilers.env_files", "reconcilers.users"];
 
 /// How long reading may take. A file system that hangs must not keep a daemon from being stopped.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,11 +77,11 @@ impl Reload {
             changed.iter().map(String::as_str).partition(|key| APPLIED.contains(key));
         let in_force = &mut self.in_force;
         in_force.log = new.log;
-        in_force.settings.reconcilers = new.settings.reconcilers;
+        in_force.settings.reconcilers.commands = new.settings.reconcilers.commands;
         if let Err(why) = self.log.set(log) {
             tracing::error!(why, "the log filter was not replaced");
         }
-        node.allow_programs(in_force.settings.reconcilers.commands.clone());
+        node.allow(in_force.settings.reconcilers.clone());
         let (applied, needs_restart) = (applied.join(", "), needs_restart.join(", "));
         if needs_restart.is_empty() {
             tracing::info!(applied, "reloaded the configuration");
@@ -131,9 +131,12 @@ mod tests {
         let old = config("log = \"info\"\n[agent]\nheartbeat = \"5s\"\n");
         assert_eq!(changed_keys(&old, &old), BTreeSet::new());
         let new = config(
-            "log = \"debug\"\nlabels = { zone = \"a\" }\n[agent]\nheartbeat = \"6s\"\n[reconcilers]\ncommands = [\"/bin/true\"]\n",
+            "log = \"debug\"\nlabels = { zone = \"a\" }\n[agent]\nheartbeat = \"6s\"\n[reconcilers]\ncommands = [\"/bin/true\"]\n\
+             users = [\"migrate\"]\nenv_files = [\"/etc/shop/env\"]\n",
         );
-        let expected = ["agent.heartbeat", "labels", "log", "reconcilers.commands"].map(str::to_owned);
+        let expected =
+            ["agent.heartbeat", "labels", "log", "reconcilers.commands", "reconcilers.env_files", "reconcilers.users"]
+                .map(str::to_owned);
         // The dispatcher's grace follows the heartbeat unless it is set.
         let changed: Vec<_> = changed_keys(&old, &new).into_iter().filter(|key| key != "dispatcher.grace").collect();
         assert_eq!(changed, expected);

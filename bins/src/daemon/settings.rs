@@ -168,11 +168,24 @@ pub struct AuthorityAbove {
 }
 
 /// This node's part in release-gated reconcilers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reconcilers {
     /// Commands of definitions that may run here.
     pub commands: Programs,
+    /// Users of this machine as which they may run, beside the one that runs musterd.
+    pub users: Vec<String>,
+    /// Files whose `NAME=VALUE` lines a command may get as its environment.
+    pub env_files: Vec<String>,
+    /// Where applications declare their releases. Relative to the data directory unless absolute. Empty: nowhere.
+    pub releases: String,
+}
+
+impl Reconcilers {
+    /// Where applications declare their releases, if anywhere.
+    pub fn releases_in(&self, data_dir: &Path) -> Option<PathBuf> {
+        (!self.releases.is_empty()).then(|| data_dir.join(&self.releases))
+    }
 }
 
 /// The programs that this node runs for definitions. None by default (docs/decisions/0033).
@@ -196,7 +209,8 @@ impl Programs {
 
 impl Default for Reconcilers {
     fn default() -> Self {
-        Self { commands: Programs::All(false) }
+        let (users, env_files) = (Vec::new(), Vec::new());
+        Self { commands: Programs::All(false), users, env_files, releases: "releases.d".to_owned() }
     }
 }
 

@@ -9,7 +9,7 @@ use muster_api::ExplainWorkloads;
 use muster_kernel::{Recipient, Spec};
 use muster_messages::protocol::AgentMsg;
 use muster_messages::wire::{SignedWorkload, WorkloadRequest};
-use muster_messages::{ErrorBody, ErrorCode, WorkloadName, WorkloadView};
+use muster_messages::{ErrorBody, ErrorCode, WorkloadView};
 use muster_workload_api::{WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec};
 use tokio::sync::watch;
 
@@ -26,10 +26,9 @@ struct Signer {
 }
 
 impl WorkloadSigner for Signer {
-    fn sign(&self, workload: WorkloadName, spki_der: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
+    fn sign(&self, request: WorkloadRequest) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
         let agent = self.agent.clone();
         Box::pin(async move {
-            let request = WorkloadRequest { workload, public_key_der: spki_der };
             let asked = agent.ask(SIGN_TIMEOUT, |reply| AgentMsg::SignWorkload { request, reply });
             asked.await.map_err(ErrorBody::from)?
         })
@@ -41,7 +40,7 @@ pub fn spec(config: &Config, agent: Recipient<AgentMsg>, ports: &AgentPorts) -> 
     let socket = config.workload_socket.clone()?;
     let signer = Arc::new(Signer { agent });
     let ports = WorkloadApiPorts::new(socket, ports.workloads(), signer);
-    Some(workload_api_spec(workload_api_address(), ports))
+    Some(workload_api_spec(workload_api_address(), ports).backoff(config.settings.backoff()))
 }
 
 /// For `muster workload explain`, if a socket is configured.

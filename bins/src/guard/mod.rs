@@ -8,6 +8,7 @@
 //! processes of a killed guardian. `muster` runs one command and inherits them itself. A daemon runs several and has children of its
 //! own: for each command it starts a *keeper*, which does `muster`'s part.
 
+mod attributes;
 mod family;
 mod guarded;
 mod guardian;
@@ -28,6 +29,7 @@ use tokio::net::UnixStream;
 
 use crate::stderr::say;
 
+pub use self::attributes::{Attributes, UserIds};
 pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
 pub use self::guardian::{Exit, NOT_FOUND, NOT_RUNNABLE, Number, Report};

@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AccessToken, AuthorityChange, AuthorityRefusal, AutolockChange, AutolockRefusal, Blocked, Blocker,
-    CertificateRecord, ClusterRecord, Definition, DesiredObject, FencingToken, GateStep, Generation, GuardMode,
-    GuardScope, Hold, IssuedCertificate, Liveness, ManagedKey, Name, NodeId, NodeRecord, NotAdmitted, Object,
-    ObjectKey, Participant, ParticipantKey, Principal, Progress, RaftId, Removal, RequestId, Revision, Role, SessionId,
-    Term, Token, Triple, Uid, User, UserPin, WallTime, WorkloadChange, WorkloadRefusal,
+    CertificateRecord, ClusterRecord, DEFINITIONS_LEVEL, Definition, DesiredObject, FencingToken, GateStep, Generation,
+    GuardMode, GuardScope, Hold, IssuedCertificate, Liveness, ManagedKey, Name, NodeId, NodeRecord, NotAdmitted,
+    Object, ObjectKey, Participant, ParticipantKey, Principal, Progress, RECONCILERS_LEVEL, RaftId, Removal, RequestId,
+    Revision, Role, RunRecord, SessionId, Term, Token, Triple, Uid, User, UserPin, WallTime, WorkloadChange,
+    WorkloadRefusal,
 };
 
 /// The changes of one log entry.
@@ -402,6 +403,30 @@ pub enum ReconcilerChange {
     DeleteGate {
         reconciler: String,
     },
+    /// Feature level 5. A runner has carried out a step of its chain. Refused as `Stale` unless `term` is in force, the gate leads
+    /// to, or is at, the definition of this release and digest, and it is the next step of its chain. On record already: no
+    /// change.
+    StepDone {
+        reconciler: String,
+        release: Triple,
+        digest: String,
+        term: FencingToken,
+        step: String,
+    },
+    /// Feature level 5. A runner records one of its runs, when it begins and when it ends; `number` and `revision` are set at apply
+    /// time. Refused as `Stale` unless its term is in force. The same run again: its record is replaced.
+    RecordRun(Box<RunRecord>),
+}
+
+impl ReconcilerChange {
+    /// The feature level from which on every build can read it.
+    pub fn needs_level(&self) -> u32 {
+        match self {
+            Self::Define { definition, .. } => definition.needs_level(),
+            Self::StepDone { .. } | Self::RecordRun(_) => DEFINITIONS_LEVEL,
+            _ => RECONCILERS_LEVEL,
+        }
+    }
 }
 
 /// Why a command changed nothing: an answer, not a fault.

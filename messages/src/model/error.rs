@@ -69,6 +69,8 @@ codes! {
     NotLocked => 409, 6;
     /// The daemon waits for its unlock key.
     Locked => 503, 5;
+    /// Changes after the given revision are no longer known here: list again.
+    Expired => 410, 8;
 }
 
 impl std::fmt::Display for ErrorCode {

@@ -14,8 +14,8 @@ use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Blocker, FencingToken, GatePath, Hold, NodeId, NotAdmitted, ObjectKey, Participant, ParticipantKey,
-    ParticipantPhase, Progress, Release, Revision, SessionId, Triple, WallTime,
+    Blocker, Definition, DefinitionKey, FencingToken, GatePath, Hold, NotAdmitted, ObjectKey, Participant,
+    ParticipantKey, ParticipantPhase, Progress, Release, Revision, SessionId, Triple, WallTime,
 };
 
 /// Leases of participants and candidates: one per incarnation, gone with it.
@@ -63,124 +63,6 @@ pub enum Finalize {
     Auto,
     /// `muster reconciler finalize` allows it.
     Manual,
-}
-
-/// A runner's work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Action {
-    /// Objects in Muster's own store; each write is fenced by the runner's term.
-    Objects(Vec<DesiredObject>),
-    Command(CommandAction),
-    /// Code of a program that embeds the runner.
-    Handler,
-}
-
-/// An object as the definition wants it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DesiredObject {
-    pub key: ManagedKey,
-    pub labels: BTreeMap<String, String>,
-    /// A JSON object as text.
-    pub body: String,
-    /// Waves are applied in order; one begins when all objects of earlier waves exist.
-    pub wave: u32,
-}
-
-/// A command that a runner executes on its node. It must be idempotent: it can be interrupted at any point and restarted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CommandAction {
-    pub argv: Vec<String>,
-    pub env: BTreeMap<String, String>,
-}
-
-/// Stands for hidden arguments. A program's argument cannot contain a zero byte, so this is never a real one.
-const HIDDEN: &str = "\0hidden";
-
-impl CommandAction {
-    /// The program alone: arguments and environment are for operators and for the node that runs it.
-    #[must_use]
-    pub fn redacted(&self) -> Self {
-        let program = self.argv.first().cloned().unwrap_or_default();
-        Self { argv: vec![program, HIDDEN.to_owned()], env: BTreeMap::new() }
-    }
-    /// Whether parts are hidden: it must not be run.
-    pub fn is_redacted(&self) -> bool {
-        self.argv.iter().any(|argument| argument == HIDDEN)
-    }
-}
-
-/// What one release applies under a reconciler's name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Definition {
-    pub reconciler: String,
-    pub release: Release,
-    pub scope: String,
-    /// The lowest release of a participant that is compatible with the outcome. Never above `release`.
-    pub floor: Triple,
-    pub action: Action,
-    /// Reconcilers whose gate must be done before this one runs.
-    pub depends_on: Vec<String>,
-    /// Applied again at this interval. `None`: once.
-    pub every_ms: Option<u64>,
-    /// Pause before a run, so that a predecessor's last writes have arrived.
-    pub settle_ms: u64,
-    pub run_timeout_ms: u64,
-    pub finalize: Finalize,
-    pub choice: RunnerChoice,
-    /// Only this node runs it.
-    pub pinned: Option<NodeId>,
-    /// Whether it may follow a newer release.
-    pub downgrade: bool,
-    /// Refuses to follow an older release.
-    pub from_at_least: Option<Triple>,
-    /// A runner with this many failures in a row gives way to another candidate, if there is one.
-    pub resign_after: u32,
-    /// SHA-256, in hexadecimal, of all of the above.
-    pub digest: String,
-    pub applied_at: WallTime,
-    pub revision: Revision,
-}
-
-/// A definition's key: one per name and release.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct DefinitionKey {
-    pub reconciler: String,
-    pub release: Triple,
-}
-
-impl Definition {
-    /// With the usual defaults: objects and handlers are applied again every 30 s, a command once; actions that cannot be fenced wait
-    /// 5 s for a predecessor's last writes, and do not allow a downgrade.
-    pub fn new(reconciler: &str, release: Release, scope: &str, floor: Triple, action: Action) -> Self {
-        let fenced = matches!(action, Action::Objects(_));
-        Self {
-            reconciler: reconciler.to_owned(),
-            release,
-            scope: scope.to_owned(),
-            floor,
-            every_ms: if matches!(action, Action::Command(_)) { None } else { Some(30_000) },
-            action,
-            depends_on: Vec::new(),
-            settle_ms: if fenced { 0 } else { 5_000 },
-            run_timeout_ms: 600_000,
-            finalize: Finalize::Auto,
-            choice: RunnerChoice::Newest,
-            pinned: None,
-            downgrade: fenced,
-            from_at_least: None,
-            resign_after: 5,
-            digest: String::new(),
-            applied_at: WallTime(0),
-            revision: Revision(0),
-        }
-    }
-    pub fn key(&self) -> DefinitionKey {
-        DefinitionKey { reconciler: self.reconciler.clone(), release: self.release.triple }
-    }
-    /// The gate's content once it is applied.
-    pub fn target(&self) -> GateTarget {
-        GateTarget { release: self.release.clone(), digest: self.digest.clone(), floor: self.floor }
-    }
 }
 
 /// Whether a gate's outcome is reached.
@@ -394,6 +276,11 @@ impl Reconcilers {
     pub fn definitions_of<'a>(&'a self, reconciler: &'a str) -> impl Iterator<Item = &'a Arc<Definition>> {
         let from = DefinitionKey { reconciler: reconciler.to_owned(), release: Triple::default() };
         self.definitions.range(from..).map(|(_, d)| d).take_while(move |d| d.reconciler == reconciler)
+    }
+    /// The definition that nodes of a release apply: the newest one up to that release, if it applies to it.
+    pub fn definition_for<'a>(&'a self, reconciler: &'a str, release: Triple) -> Option<&'a Arc<Definition>> {
+        let newest = self.definitions_of(reconciler).take_while(|d| d.release.triple <= release).last();
+        newest.filter(|definition| definition.applies_to(release))
     }
     /// Members of a scope, by name.
     pub fn participants_of<'a>(&'a self, scope: &'a str) -> impl Iterator<Item = &'a Arc<Participant>> {

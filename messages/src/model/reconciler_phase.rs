@@ -40,6 +40,8 @@ words! {
         Unneeded => "",
         NoDefinition => "no-definition",
         NoCandidate => "no-candidate",
+        /// No candidate's node has the labels of the node selector.
+        NotSelected => "not-selected",
         /// No candidate has taken the runner's lease yet.
         Electing => "electing",
         /// The runner has not started on this definition yet.
@@ -54,6 +56,8 @@ words! {
         Restricting => "restricting",
         Settling => "settling",
         Objects => "objects",
+        /// The next wave waits for a condition.
+        Condition => "condition",
         Action => "action",
         /// The action was cancelled, and has not ended yet.
         Stopping => "stopping",
@@ -85,6 +89,7 @@ words! {
         Paused => "paused",
         ReadyToFinalize => "ready-to-finalize",
         Dependency => "dependency",
+        StepChanged => "step-changed",
         /// Only in a plan: candidates of another release come first.
         NewerReleasePresent => "newer-release-present",
     }
@@ -100,7 +105,8 @@ impl HoldReason {
             HoldReason::GateUnreadable
             | HoldReason::DowngradeDenied
             | HoldReason::SkipsReleases
-            | HoldReason::DigestMismatch => ReconcilerPhase::Blocked,
+            | HoldReason::DigestMismatch
+            | HoldReason::StepChanged => ReconcilerPhase::Blocked,
         }
     }
 }
@@ -130,6 +136,12 @@ pub enum Hold {
     ReadyToFinalize { reconciler: String },
     #[error("it runs after {dependency}, whose gate is not done")]
     Dependency { dependency: String },
+    /// Feature level 5.
+    #[error(
+        "step {step} has run by the definition of {ran}, and the definition of {release} has {instead}; steps that have run keep \
+         their content and their place: restore it, and add what is new as a step at the end"
+    )]
+    StepChanged { step: String, ran: Box<Release>, release: Box<Release>, instead: String },
 }
 
 impl Hold {
@@ -142,6 +154,7 @@ impl Hold {
             Hold::Paused { .. } => HoldReason::Paused,
             Hold::ReadyToFinalize { .. } => HoldReason::ReadyToFinalize,
             Hold::Dependency { .. } => HoldReason::Dependency,
+            Hold::StepChanged { .. } => HoldReason::StepChanged,
         }
     }
 }

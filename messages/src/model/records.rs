@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision, Role, Secret, WallTime};
 
 /// The newest encoding of commands and snapshots that this build reads and writes.
-pub const FEATURE_LEVEL: u32 = 4;
+pub const FEATURE_LEVEL: u32 = 5;
 /// Reconcilers exist from this level on.
 pub const RECONCILERS_LEVEL: u32 = 2;
 /// From this level on the state records the origin of changes: which certificates a node was issued, whose request had which
@@ -14,6 +14,8 @@ pub const IDENTITY_LEVEL: u32 = 3;
 /// From this level on the state remembers the failures of reconcilers' runs and the gates that operators deleted, and the log judges a
 /// finalization by the members that serve.
 pub const RUNS_LEVEL: u32 = 4;
+/// From this level on definitions have options and chains, and the state records steps of chains and runs.
+pub const DEFINITIONS_LEVEL: u32 = 5;
 
 /// The incarnation of a cluster that was just founded.
 pub const FIRST_INCARNATION: Incarnation = Incarnation(1);

@@ -28,38 +28,26 @@ impl fmt::Display for Triple {
     }
 }
 
-/// The version that a build reports: `MAJOR.MINOR.PATCH[-pre][+build]` (Semantic Versioning 2.0.0). The suffix tells builds
-/// apart but does not order them: hence no `Ord`.
+/// A release: `MAJOR.MINOR.PATCH`. No entrance takes a suffix (`-pre`, `+build`): gates compare numbers only. Records of earlier
+/// builds may have one, which is read and shown, and orders nothing: hence no `Ord`.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Release {
     pub triple: Triple,
-    /// From `-` or `+` on; often empty.
+    /// From `-` or `+` on; empty unless an earlier build recorded it.
     suffix: String,
 }
 
 /// Bytes of a release's text.
 const MAX_RELEASE_BYTES: usize = 128;
 
+/// Why a suffix is refused.
+const PLAIN_RULE: &str = "MAJOR.MINOR.PATCH, three numbers, without -pre or +build: a gate could not tell two builds of one release \
+                          apart, so give each build that it must tell apart its own number";
+
 impl Release {
-    /// The release in a text, 0.0.0 if there is none: an unreported release counts as the oldest.
-    pub fn or_oldest(text: &str) -> Self {
-        text.parse().unwrap_or_default()
-    }
-}
-impl From<Triple> for Release {
-    fn from(triple: Triple) -> Self {
-        Self { triple, suffix: String::new() }
-    }
-}
-impl fmt::Display for Release {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.triple, self.suffix)
-    }
-}
-impl FromStr for Release {
-    type Err = BadId;
-    fn from_str(text: &str) -> Result<Self, BadId> {
-        let bad = BadId { what: "a release", rule: "MAJOR.MINOR.PATCH, three numbers, with -pre or +build at most" };
+    /// What a record says, of whichever build. Requests that bring a release are refused by [`Self::plain`].
+    fn recorded(text: &str) -> Result<Self, BadId> {
+        let bad = BadId { what: "a release", rule: PLAIN_RULE };
         let numbers = text.find(['-', '+']).unwrap_or(text.len());
         let (numbers, suffix) = text.split_at(numbers);
         let legal = |c: char| c.is_ascii_alphanumeric() || ".-+".contains(c);
@@ -77,20 +65,38 @@ impl FromStr for Release {
             _ => Err(bad),
         }
     }
+    /// The same, if it is one that a request may bring.
+    pub fn plain(&self) -> Result<&Self, BadId> {
+        if self.suffix.is_empty() { Ok(self) } else { Err(BadId { what: "a release", rule: PLAIN_RULE }) }
+    }
+}
+impl From<Triple> for Release {
+    fn from(triple: Triple) -> Self {
+        Self { triple, suffix: String::new() }
+    }
+}
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.triple, self.suffix)
+    }
+}
+impl FromStr for Release {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        let release = Self::recorded(text)?;
+        release.plain()?;
+        Ok(release)
+    }
 }
 impl FromStr for Triple {
     type Err = BadId;
     fn from_str(text: &str) -> Result<Self, BadId> {
-        let release: Release = text.parse()?;
-        if release.suffix.is_empty() {
-            return Ok(release.triple);
-        }
-        Err(BadId { what: "a release to compare with", rule: "MAJOR.MINOR.PATCH and nothing else" })
+        text.parse::<Release>().map(|release| release.triple)
     }
 }
 
 macro_rules! as_text {
-    ($name:ident) => {
+    ($name:ident, $read:path) => {
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 fmt::Display::fmt(self, f)
@@ -104,36 +110,41 @@ macro_rules! as_text {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
                 let text = <std::borrow::Cow<'de, str>>::deserialize(d)?;
-                text.parse().map_err(de::Error::custom)
+                $read(&text).map_err(de::Error::custom)
             }
         }
     };
 }
-as_text!(Triple);
-as_text!(Release);
+as_text!(Triple, Triple::from_str);
+as_text!(Release, Release::recorded);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn releases_compare_as_numbers_and_differ_as_text() {
-        let release = |text: &str| text.parse::<Release>().unwrap();
-        assert!(release("1.10.0").triple > release("1.9.9").triple);
-        let (one, other) = (release("1.2.3-rc.1+g12"), release("1.2.3"));
+    fn recorded_releases_compare_as_numbers_and_differ_as_text() {
+        let recorded = |text: &str| serde_json::from_value::<Release>(text.into()).unwrap();
+        assert!(recorded("1.10.0").triple > recorded("1.9.9").triple);
+        let (one, other) = (recorded("1.2.3-rc.1+g12"), recorded("1.2.3"));
         assert_eq!(one.triple, other.triple);
         assert_ne!(one, other);
         assert_eq!(one.to_string(), "1.2.3-rc.1+g12");
+        assert!(one.plain().is_err() && other.plain().is_ok());
     }
 
     #[test]
-    fn invalid_release_is_older_than_every_release() {
+    fn only_three_numbers_are_a_new_release() {
         for text in ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1.2.x", "01.2.3", "1.2.3-", "1.2.3-a b", "1.2.+3", "-1.2.3"]
         {
-            assert!(text.parse::<Release>().is_err(), "{text}");
-            assert_eq!(Release::or_oldest(text), Release::default());
+            assert!(Release::recorded(text).is_err() && text.parse::<Release>().is_err(), "{text}");
         }
-        assert!("1.2.3-rc".parse::<Triple>().is_err());
+        for text in ["1.2.3-rc.1", "1.2.3+g12"] {
+            let why = text.parse::<Release>().unwrap_err().to_string();
+            assert!(why.contains("tell two builds of one release apart"), "{why}");
+            assert_eq!(text.parse::<Triple>().unwrap_err().to_string(), why);
+            assert!(serde_json::from_value::<Triple>(text.into()).is_err());
+        }
         assert!("1.2.18446744073709551616".parse::<Triple>().is_err());
     }
 }

@@ -9,9 +9,10 @@ use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name,
-    NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, ReconcilerRuns, Reconcilers,
-    ReportedNode, RequestId, Requests, Revision, Role, Token, TokenRights, User, UserPin, Workloads,
+    AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Definition, Event, GatePath, GuardMode, GuardScope,
+    Hold, Member, Membership, Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId,
+    ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId, Requests, Revision, Role, Token,
+    TokenRights, User, UserPin, Workloads,
 };
 
 /// The shortest id prefix that stands for a node. Shorter ones are names, as in `a` and `b`.
@@ -68,12 +69,19 @@ pub struct Tables {
     pub workloads: Workloads,
     /// From feature level 4 on; empty below, and until a run fails or an operator deletes a gate.
     pub runs: ReconcilerRuns,
+    /// From feature level 5 on; empty below, and until a step of a chain or a run is recorded.
+    pub records: ReconcilerRecords,
 }
 
 impl Tables {
     /// The cluster's feature level; 0 before it is founded.
     pub fn feature_level(&self) -> u32 {
         self.cluster.as_ref().map_or(0, |cluster| cluster.feature_level)
+    }
+    /// The path of a definition, or what an operator must do first. Serving members are checked elsewhere.
+    pub fn way(&self, definition: &Definition) -> Result<GatePath, Hold> {
+        self.records.check_chain(definition)?;
+        self.reconcilers.way(definition)
     }
     /// A node's labels: its reported ones, overridden by the operator's.
     pub fn labels_of(&self, node: &NodeRecord) -> BTreeMap<String, String> {

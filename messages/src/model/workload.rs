@@ -37,6 +37,25 @@ pub const MAX_WORKLOAD_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The lifetime if none is given.
 pub const DEFAULT_WORKLOAD_TTL: Duration = Duration::from_secs(60 * 60);
 
+/// The most audiences of one JWT.
+pub const MAX_JWT_AUDIENCES: usize = 16;
+/// The most bytes of an audience.
+pub const MAX_JWT_AUDIENCE: usize = 512;
+
+/// Rejects an audience that no JWT may have. It is never empty: a JWT without one would be good at every program.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_jwt_audience(audience: &[String]) -> Result<(), String> {
+    if audience.is_empty() || audience.iter().any(String::is_empty) {
+        return Err("a JWT needs an audience: who is to accept it".to_owned());
+    }
+    if audience.len() > MAX_JWT_AUDIENCES {
+        return Err(format!("a JWT for {} audiences, the limit is {MAX_JWT_AUDIENCES}", audience.len()));
+    }
+    audience.iter().try_for_each(|of| check_text("an audience", of, MAX_JWT_AUDIENCE))
+}
+
 /// The name of a workload: `NAMESPACE/NAME`, each of them one segment of a SPIFFE ID's path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkloadName {
@@ -383,6 +402,16 @@ mod tests {
             WorkloadEntry { hint: Some("h".repeat(1025)), ..good.clone() },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn jwts_have_an_audience_of_bounded_size() {
+        let of = |audiences: &[&str]| audiences.iter().map(|of| (*of).to_owned()).collect::<Vec<_>>();
+        assert_eq!(check_jwt_audience(&of(&["spiffe://a/b", "c"])), Ok(()));
+        let long = "x".repeat(MAX_JWT_AUDIENCE + 1);
+        for bad in [of(&[]), of(&["a", ""]), of(&["a\n"]), of(&[&long]), vec!["a".to_owned(); MAX_JWT_AUDIENCES + 1]] {
+            assert!(check_jwt_audience(&bad).is_err(), "{bad:?}");
         }
     }
 

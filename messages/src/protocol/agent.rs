@@ -20,7 +20,7 @@ pub enum AgentMsg {
     /// that was refused, where known. Lost: the next refusal counts. Repeated: same effect. Late: ignored once another
     /// certificate is in force.
     RefusedByPeer { refusal: Refusal, serial: Option<String> },
-    /// Asks the leader, through the agent's session, for the certificate of a workload. Answered with the leader's reply, or
+    /// Asks the leader, through the agent's session, for the certificate or a JWT of a workload. Answered with the leader's reply, or
     /// `unreachable` without a session or when it ends first. Lost: ask again. Repeated or late: see
     /// [`super::CertAuthorityMsg::SignWorkload`].
     SignWorkload { request: WorkloadRequest, reply: Reply<Result<SignedWorkload, ErrorBody>> },

@@ -38,8 +38,8 @@ pub enum CertAuthorityMsg {
         request: RequestId,
         reply: Reply<Result<UserCertificate, ErrorBody>>,
     },
-    /// A node asks for the certificate of a workload that applies to it. Nothing is recorded. Lost: ask again. Repeated: another
-    /// certificate. Late: refused if the entry is gone, or the node's certificate counts no more.
+    /// A node asks for the certificate or a JWT of a workload that applies to it. Nothing is recorded. Lost: ask again. Repeated:
+    /// another one. Late: refused if the entry is gone, or the node's certificate counts no more.
     SignWorkload {
         identity: Box<CertIdentity>,
         request: WorkloadRequest,

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ManagerReport, MembershipReply, MembershipRequest, SignReply};
-use crate::model::{
-    ErrorBody, Incarnation, Name, NodeId, OfferedRoot, Revision, Role, WallTime, WorkloadEntry, WorkloadName,
-};
+use super::{ManagerReport, MembershipReply, MembershipRequest, SignReply, SignedWorkload, WorkloadRequest};
+use crate::model::{ErrorBody, FencingToken, Incarnation, Name, NodeId, OfferedRoot, Revision, Role, WorkloadEntry};
 
 /// From the agent to its host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,8 +64,8 @@ pub enum AgentAsk {
     /// The node has the roots of this generation on disk. Answered with [`AgentAnswer::Reported`]. Lost: asked again after its
     /// deadline, and on the next session. Repeated: no change.
     TrustRoots { generation: Revision },
-    /// A certificate for a workload of this node. Answered with [`AgentAnswer::SignedWorkload`]. Lost: asked again. Repeated:
-    /// another certificate, which counts against the limits of the node.
+    /// A certificate or a JWT for a workload of this node. Answered with [`AgentAnswer::SignedWorkload`]. Lost: asked again. Repeated:
+    /// another one, which counts against the limits of the node.
     SignWorkload(WorkloadRequest),
 }
 
@@ -80,24 +78,8 @@ pub enum AgentAnswer {
     Membership(MembershipReply),
     /// The leader has the report. Lost: reported again. Repeated or late: ignored by its id.
     Reported,
-    /// Lost: that certificate stays unused. Repeated or late: ignored by its id.
+    /// Lost: that certificate or JWT stays unused. Repeated or late: ignored by its id.
     SignedWorkload(SignedWorkload),
-}
-
-/// Asks for the certificate of a workload. The node made the key, and keeps the private one in memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkloadRequest {
-    pub workload: WorkloadName,
-    /// `SubjectPublicKeyInfo`, DER; ECDSA P-256.
-    pub public_key_der: Vec<u8>,
-}
-
-/// The certificate of a workload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SignedWorkload {
-    /// The certificate, and those that lead from it to older roots, PEM.
-    pub chain_pem: String,
-    pub not_after: WallTime,
 }
 
 /// From the host to the agent.
@@ -174,7 +156,7 @@ pub struct AgentView {
     pub root_pem: String,
 }
 
-/// Reads one process' actor tree, or restarts or crashes one of its actors. Late: applies to the actor of that time.
+/// Reads one process' actor tree or the log of a run, or restarts or crashes one of its actors. Late: applies to the actor of that time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ActorsAsk {
     /// All actors. Read: repeat freely.
@@ -187,4 +169,44 @@ pub enum ActorsAsk {
     /// Accepted: it will crash; the answer does not wait for that. Refused unless the daemon allows it. Lost: look at
     /// the tree before asking again. Repeated: crashes it again.
     Crash { path: String, how: crate::model::CrashHow },
+    /// A part of the output of a reconciler's run on this node. Sent only to a node that has reported a run, so it reads this question:
+    /// builds of feature level 4 do not. Read: repeat freely.
+    RunLog(RunLogAsk),
+}
+
+/// One execution of a reconciler's action.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RunKey {
+    pub reconciler: String,
+    /// The runner's.
+    pub term: FencingToken,
+    /// Its number in that term, as the runner counts: later ones have greater numbers.
+    pub of_term: u64,
+}
+
+/// Which part of a run's output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunLogAsk {
+    pub run: RunKey,
+    /// Of the output, in bytes.
+    pub offset: u64,
+    /// While it is running and nothing follows, how long to wait for more; the node waits 2 s at most.
+    pub wait_ms: u64,
+}
+
+/// The answer, as JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunLogPart {
+    /// False: this node has no log of the run. (An error would say that it cannot be asked.)
+    pub kept: bool,
+    /// Where the part begins, after what is missing.
+    pub offset: u64,
+    /// Bytes from the requested offset on that are missing.
+    pub skipped: u64,
+    /// Bytes that are no UTF-8 are replaced.
+    pub text: String,
+    /// Where the next part begins.
+    pub next_offset: u64,
+    /// More may follow. Otherwise an empty text is the end.
+    pub running: bool,
 }

@@ -10,6 +10,7 @@ mod lease;
 mod peer;
 mod raft;
 mod reconcilers;
+mod workload;
 
 pub use self::agent::*;
 pub use self::api::*;
@@ -18,6 +19,7 @@ pub use self::lease::*;
 pub use self::peer::*;
 pub use self::raft::*;
 pub use self::reconcilers::*;
+pub use self::workload::*;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

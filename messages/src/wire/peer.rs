@@ -181,8 +181,8 @@ pub enum PeerCall {
     /// The sender's own keyring is on disk as it says. Sent only once autolock has been on. Lost: the sender repeats it until
     /// it is on record. Repeated or late: no change.
     ReportSeal(Seal),
-    /// A node that holds a session on the forwarder asks for the certificate of a workload. The forwarder vouches for its identity,
-    /// which it admitted. Sent only once a workload was set. Lost: the node asks again. Repeated: another certificate.
+    /// A node that holds a session on the forwarder asks for the certificate or a JWT of a workload. The forwarder vouches for its
+    /// identity, which it admitted. Sent only once a workload was set. Lost: the node asks again. Repeated: another one.
     SignWorkload { identity: CertIdentity, pin: Option<CertificatePin>, request: super::WorkloadRequest },
 }
 

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    AdmissionReason, Blocker, Definition, FencingToken, GatePath, GateStep, HoldView, ManagedKey, NodeId, Participant,
-    ParticipantKey, ParticipantPhase, Progress, Release, Revision, RunnerChoice, Triple, Word,
+    AdmissionReason, Blocker, DEFINITIONS_LEVEL, Definition, DefinitionTiming, FencingToken, GatePath, GateStep,
+    HoldView, ManagedKey, NodeId, Participant, ParticipantKey, ParticipantPhase, Progress, RECONCILERS_LEVEL, Release,
+    Revision, RunRecord, RunnerChoice, Triple, Word,
 };
 
 /// Requests about reconcilers. Reads and writes behave as described at [`super::Request`]. A remembered refusal is repeated under
@@ -91,7 +92,8 @@ pub enum ReconcilerRequest {
     /// Write: by request id, see [`super::Request`]. Repeated under another id: no change if the gate is where the step
     /// leads in this term. Late: refused once the term is over or the epoch has passed.
     Step { name: String, release: Triple, digest: String, term: FencingToken, epoch: u64, step: GateStep },
-    /// `{"created","updated","deleted","unchanged","errors":[{"key","message"}]}`. One wave of an object set; after the
+    /// `{"created","updated","deleted","unchanged","errors":[{"key","message"}],"waiting"}`. One wave of an object set, unless it waits
+    /// for a condition, which `waiting` names: then nothing is written. After the
     /// last one, objects that are no longer wanted are deleted. Each object is a write of its own, so an error can
     /// leave some written. Lost: ask again. Repeated: writes only what differs still. Late: refused once the term is
     /// over or the definition is another one.
@@ -102,6 +104,50 @@ pub enum ReconcilerRequest {
     /// `{"feature_level"}`. What the runner of [`LEVEL_RECONCILER`](crate::LEVEL_RECONCILER) does. Managers only. Lost:
     /// ask again. Repeated: no change. Late: refused once its term is over.
     RaiseLevel { level: u32, term: FencingToken },
+    /// `{"revision"}`. A runner has carried out a step of its chain. Write: by request id, see [`super::Request`]. Lost: ask again,
+    /// before the next step begins. Repeated under another id: no change. Late: refused once the term is over or the definition
+    /// is another one.
+    StepDone { name: String, release: Triple, digest: String, term: FencingToken, step: String },
+
+    /// OBJECTS: what has changed after `seen`, and what was deleted, once there is something, or after `wait_ms`; `expired` if that is
+    /// no longer known here. All objects if `seen` is 0. A long answer ends early; its revision is where to go on. Read: repeat freely.
+    ObjectChanges { kind: Option<String>, namespace: Option<String>, seen: Revision, wait_ms: u64 },
+    /// MEMBER. An external member, for which the caller vouches: announced and admitted at once, or refused and not recorded. Write:
+    /// by request id, see [`super::Request`]. Repeated under another id: no change; `conflict` with another release or other needs.
+    /// Late: admitted again, if it was forgotten in between.
+    MemberAnnounce {
+        scope: String,
+        member: String,
+        release: Triple,
+        needs: BTreeMap<String, Triple>,
+        /// Also in a scope that no reconciler has, where it blocks nothing.
+        allow_undefined_scope: bool,
+    },
+    /// `{}`. A runner records one of its runs, when it begins and when it ends. Sent only if its view has `records_runs`. Write: by
+    /// request id, see [`super::Request`]. Lost: sent again. Repeated under another id: no change. Late: refused once the term is over;
+    /// the beginning of a run that has ended is ignored.
+    RecordRun { record: Box<RunRecord> },
+    /// `{"revision","items":[RUN…]}`, oldest first: the runs on record. Read: repeat freely.
+    Runs { name: String },
+    /// A part of the output of a run, from the node that ran it, see [`super::ActorsAsk::RunLog`]. `None`: the newest one. The error's
+    /// details have its record, if the output cannot be read. Read: repeat freely.
+    Log { name: String, run: Option<u64>, offset: u64, wait_ms: u64 },
+}
+
+impl ReconcilerRequest {
+    /// The feature level from which on every manager can read it.
+    pub fn needs_level(&self) -> u32 {
+        match self {
+            Self::Apply { definitions, .. } => {
+                definitions.iter().map(Definition::needs_level).max().unwrap_or(RECONCILERS_LEVEL)
+            }
+            Self::StepDone { .. }
+            | Self::ObjectChanges { .. }
+            | Self::MemberAnnounce { .. }
+            | Self::RecordRun { .. } => DEFINITIONS_LEVEL,
+            _ => RECONCILERS_LEVEL,
+        }
+    }
 }
 
 /// ADMISSION.
@@ -129,13 +175,16 @@ pub struct Definitions {
     pub revision: Revision,
     /// Name and digest.
     pub items: BTreeMap<String, String>,
+    /// Name and scope. Empty: a manager of an older build answered.
+    #[serde(default)]
+    pub scopes: BTreeMap<String, String>,
 }
 
 /// Everything that a candidate or runner of one reconciler decides by, as of one revision of one replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunnerView {
     pub revision: Revision,
-    /// Of the requested release; `None`: there is none any more.
+    /// Of the requested release, or of the newest earlier one, if that applies to later ones; `None`: there is none any more.
     pub definition: Option<Definition>,
     pub gate: GateView,
     /// Announced participants that have a definition of their release, best first by the choice; of equals the older first.
@@ -144,6 +193,9 @@ pub struct RunnerView {
     pub choice: RunnerChoice,
     /// Only this node, if the newest definition says so.
     pub pinned: Option<NodeId>,
+    /// Of the newest definition, for all: candidates for one lease use one duration.
+    #[serde(default)]
+    pub timing: DefinitionTiming,
     /// What an operator must do first.
     pub hold: Option<HoldView>,
     /// How the definition's gate would be reached.
@@ -155,6 +207,12 @@ pub struct RunnerView {
     pub retries: u64,
     /// The number of waves of an object set.
     pub waves: u32,
+    /// How many steps of its chain have run.
+    #[serde(default)]
+    pub steps_done: usize,
+    /// Whether the cluster's feature level has records of runs.
+    #[serde(default)]
+    pub records_runs: bool,
 }
 
 /// Blockers that are named.
@@ -182,4 +240,7 @@ pub struct CandidateView {
     pub member: String,
     pub release: Release,
     pub revision: Revision,
+    /// Labels of its definition's node selector that its node does not have: it does not campaign.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
 }

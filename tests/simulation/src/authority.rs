@@ -78,7 +78,7 @@ impl Authority {
                 let signed = Signed { cert_pem, serial, not_after, pin, issuer };
                 Self::step(world, idx, authority::Input::Signed(step, Ok(signed)));
             }
-            authority::Effect::SignWorkload { .. } | authority::Effect::Confirm(_) => {} // no workload runs here
+            authority::Effect::SignWorkload(..) | authority::Effect::Confirm(_) => {} // no workload runs here
             authority::Effect::Propose { step, command } => {
                 world
                     .trace

@@ -27,9 +27,9 @@ pub const LEVEL_2: &str = "LEVEL-2";
 pub const LEVEL_3: &str = "LEVEL-3";
 pub const LEVEL_4: &str = "LEVEL-4";
 
-/// The older of the two builds is one of these: the last one, or the last one before certificates were recorded, whose encoding differs
-/// most.
-const OLD_BUILDS: [u32; 2] = [FEATURE_LEVEL - 1, IDENTITY_LEVEL - 1];
+/// The older of the two builds is one of these: the last one, the one before, or the last one before certificates were recorded,
+/// whose encoding differs most.
+const OLD_BUILDS: [u32; 3] = [FEATURE_LEVEL - 1, FEATURE_LEVEL - 2, IDENTITY_LEVEL - 1];
 
 const SECOND: u64 = 1_000_000;
 const UPGRADES_BEGIN: Moment = Moment(3 * SECOND);
@@ -95,7 +95,12 @@ pub(crate) fn required_level(command: &Command) -> u32 {
     };
     let guard = |guard: &Guard| matches!(guard, Guard::Request { .. });
     let newer = command.changes.iter().any(change) || command.guards.iter().any(guard);
-    if newer { IDENTITY_LEVEL } else { 0 }
+    let of_reconciler = |change: &Change| match change {
+        Change::Reconciler(change) => change.needs_level(),
+        _ => 0,
+    };
+    let of_reconcilers = command.changes.iter().map(of_reconciler).max().unwrap_or_default();
+    of_reconcilers.max(if newer { IDENTITY_LEVEL } else { 0 })
 }
 
 /// Managers are upgraded one by one. `Err`: an invariant is violated.

@@ -231,6 +231,7 @@ fn described_actors(of: &ActorsOf, ask: &ActorsAsk) -> (String, Object) {
         ActorsAsk::Inspect { path } => ("actors.inspect", path.as_str()),
         ActorsAsk::Restart { path } => ("actors.restart", path.as_str()),
         ActorsAsk::Crash { path, .. } => ("actors.crash", path.as_str()),
+        ActorsAsk::RunLog(ask) => ("reconciler.logs", ask.run.reconciler.as_str()),
     };
     let node = match of {
         ActorsOf::Here => None,
@@ -281,6 +282,8 @@ fn described_reconciler(request: &ReconcilerRequest) -> (&'static str, Object) {
         R::Status { name, .. } => ("reconciler.status", reconciler(name)),
         R::Plan { name, .. } => ("reconciler.plan", reconciler(name)),
         R::History { name } => ("reconciler.history", reconciler(name)),
+        R::Runs { name } => ("reconciler.runs", reconciler(name)),
+        R::Log { name, .. } => ("reconciler.logs", reconciler(name)),
         R::Pause { name, paused: true } => ("reconciler.pause", reconciler(name)),
         R::Pause { name, paused: false } => ("reconciler.resume", reconciler(name)),
         R::Finalize { name, .. } => ("reconciler.finalize", reconciler(name)),
@@ -292,7 +295,9 @@ fn described_reconciler(request: &ReconcilerRequest) -> (&'static str, Object) {
         R::MemberList { .. } => ("member.list", cluster()),
         R::MemberForget { scope, member: of } => ("member.forget", member(scope, of)),
         R::MemberDrain { scope, member: of } => ("member.drain", member(scope, of)),
+        R::MemberAnnounce { scope, member: of, .. } => ("member.announce", member(scope, of)),
         R::ObjectList { .. } => ("object.list", cluster()),
+        R::ObjectChanges { .. } => ("object.watch", cluster()),
         R::ObjectGet { key } => ("object.get", object(key)),
         R::ObjectPut { key, .. } => ("object.put", object(key)),
         R::ObjectDelete { key } => ("object.delete", object(key)),
@@ -304,7 +309,9 @@ fn described_reconciler(request: &ReconcilerRequest) -> (&'static str, Object) {
         R::View { name, .. } => ("reconciler.view", reconciler(name)),
         R::Step { name, .. } => ("reconciler.step", reconciler(name)),
         R::Wave { name, .. } => ("reconciler.wave", reconciler(name)),
+        R::RecordRun { record } => ("reconciler.run", reconciler(&record.reconciler)),
         R::Progress { progress } => ("reconciler.progress", reconciler(&progress.reconciler)),
+        R::StepDone { name, .. } => ("reconciler.step_done", reconciler(name)),
         R::RaiseLevel { .. } => ("feature_level.raise", cluster()),
     }
 }

@@ -46,7 +46,7 @@ pub fn kind_of(request: &Request) -> Kind {
         Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
         // Only the leader knows who holds certificates.
         Request::Lease(LeaseRequest::Renew { .. }) | Request::WorkloadShow { .. } => Kind::LeaderRead,
-        Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. }, .. } => Kind::Actors,
+        Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. } | ActorsAsk::RunLog(_), .. } => Kind::Actors,
         Request::Actors { .. } => Kind::ActorsAdmin,
         other => match right_to(other) {
             Right::Identity | Right::Read => Kind::Read,
@@ -109,7 +109,7 @@ pub fn right_to(request: &Request) -> Right {
         Request::TokenList => Right::OperatorRead,
         Request::TokenShow { .. } | Request::AutolockKey { .. } => Right::Secrets,
         Request::Actors { ask, .. } => match ask {
-            ActorsAsk::Tree | ActorsAsk::Inspect { .. } => Right::Read,
+            ActorsAsk::Tree | ActorsAsk::Inspect { .. } | ActorsAsk::RunLog(_) => Right::Read,
             ActorsAsk::Restart { .. } | ActorsAsk::Crash { .. } => Right::Change,
         },
         Request::Lease(request) => match request {
@@ -166,9 +166,12 @@ fn right_to_reconcile(request: &ReconcilerRequest) -> Right {
         | R::Status { .. }
         | R::Plan { .. }
         | R::History { .. }
+        | R::Runs { .. }
+        | R::Log { .. }
         | R::MemberList { .. }
         | R::ObjectList { .. }
         | R::ObjectGet { .. }
+        | R::ObjectChanges { .. }
         | R::Admission { .. }
         | R::Definitions { .. }
         | R::View { .. } => Right::Read,
@@ -178,6 +181,8 @@ fn right_to_reconcile(request: &ReconcilerRequest) -> Right {
         | R::Step { .. }
         | R::Wave { .. }
         | R::Progress { .. }
+        | R::StepDone { .. }
+        | R::RecordRun { .. }
         | R::RaiseLevel { .. } => Right::Participate,
         // Managers supply the built-in definitions; `reserved` checks which node is a manager.
         R::Apply { definitions, .. } if definitions.iter().all(|d| d.reconciler == LEVEL_RECONCILER) => {
@@ -193,6 +198,7 @@ fn right_to_reconcile(request: &ReconcilerRequest) -> Right {
         | R::Delete { .. }
         | R::MemberForget { .. }
         | R::MemberDrain { .. }
+        | R::MemberAnnounce { .. }
         | R::ObjectPut { .. }
         | R::ObjectDelete { .. } => Right::Change,
     }

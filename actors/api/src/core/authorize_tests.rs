@@ -1,4 +1,4 @@
-use muster_messages::wire::{ActorsOf, KubeCall, ListOf, Page};
+use muster_messages::wire::{ActorsOf, KubeCall, ListOf, Page, RunKey, RunLogAsk};
 use muster_messages::{
     Action, CrashHow, Definition, FencingToken, GateStep, GuardScope, ManagedKey, Participant, ParticipantKey,
     ParticipantPhase, Progress, Release, Revision, Secret, SessionId, Triple, User, UserKind, WallTime, Word,
@@ -179,12 +179,18 @@ every!(requests: Request -> Row {
     OpenAdmission => one(Request::OpenAdmission, OPERATORS);
 });
 
+fn log() -> RunLogAsk {
+    let run = RunKey { reconciler: text(), term: FencingToken(1), of_term: 1 };
+    RunLogAsk { run, offset: 0, wait_ms: 0 }
+}
+
 fn questions() -> Vec<Row> {
     every!(asks: ActorsAsk -> (ActorsAsk, &'static [&'static str]) {
         Tree => vec![(ActorsAsk::Tree, READERS)];
         Inspect => vec![(ActorsAsk::Inspect { path: text() }, READERS)];
         Restart => vec![(ActorsAsk::Restart { path: text() }, OPERATORS)];
         Crash => vec![(ActorsAsk::Crash { path: text(), how: CrashHow::Panic }, OPERATORS)];
+        RunLog => vec![(ActorsAsk::RunLog(log()), READERS)];
     });
     asks().into_iter().map(|(ask, who)| (Request::Actors { node: ActorsOf::Here, ask }, who)).collect()
 }
@@ -267,8 +273,13 @@ every!(reconcilers: ReconcilerRequest -> Row {
     Status => reconciler(ReconcilerRequest::Status { name: text(), seen: Revision(0), wait_ms: 0 }, READERS);
     Plan => reconciler(ReconcilerRequest::Plan { name: text(), release: None }, READERS);
     History => reconciler(ReconcilerRequest::History { name: text() }, READERS);
+    Runs => reconciler(ReconcilerRequest::Runs { name: text() }, READERS);
+    Log => reconciler(
+        ReconcilerRequest::Log { name: text(), run: None, offset: 0, wait_ms: 0 }, READERS);
     MemberList => reconciler(ReconcilerRequest::MemberList { scope: None }, READERS);
     ObjectList => reconciler(ReconcilerRequest::ObjectList { kind: None, namespace: None }, READERS);
+    ObjectChanges => reconciler(
+        ReconcilerRequest::ObjectChanges { kind: None, namespace: None, seen: Revision(0), wait_ms: 0 }, READERS);
     ObjectGet => reconciler(ReconcilerRequest::ObjectGet { key: object() }, READERS);
     Admission => reconciler(ReconcilerRequest::Admission { key: member(), seen: Revision(0), wait_ms: 0 }, READERS);
     Definitions => reconciler(
@@ -285,6 +296,10 @@ every!(reconcilers: ReconcilerRequest -> Row {
         name: text(), release: release(), digest: text(), term: FencingToken(1), wave: 0,
     }, PARTICIPANTS);
     Progress => reconciler(ReconcilerRequest::Progress { progress: progress() }, PARTICIPANTS);
+    StepDone => reconciler(ReconcilerRequest::StepDone {
+        name: text(), release: release(), digest: text(), term: FencingToken(1), step: text(),
+    }, PARTICIPANTS);
+    RecordRun => reconciler(ReconcilerRequest::RecordRun { record: Box::new(crate::tests::run(1, 1)) }, PARTICIPANTS);
     RaiseLevel => reconciler(ReconcilerRequest::RaiseLevel { level: 9, term: FencingToken(1) }, PARTICIPANTS);
     Apply => [(LEVEL_RECONCILER, PARTICIPANTS), ("shop", OPERATORS)].map(|(name, who)| {
         let definitions = vec![definition(name)];
@@ -299,6 +314,9 @@ every!(reconcilers: ReconcilerRequest -> Row {
     DeleteGate => reconciler(ReconcilerRequest::DeleteGate { name: text() }, OPERATORS);
     Delete => reconciler(ReconcilerRequest::Delete { name: text() }, OPERATORS);
     MemberForget => reconciler(ReconcilerRequest::MemberForget { scope: text(), member: text() }, OPERATORS);
+    MemberAnnounce => reconciler(ReconcilerRequest::MemberAnnounce {
+        scope: text(), member: text(), release: release(), needs: Default::default(), allow_undefined_scope: false,
+    }, OPERATORS);
     MemberDrain => reconciler(ReconcilerRequest::MemberDrain { scope: text(), member: text() }, OPERATORS);
     ObjectPut => reconciler(
         ReconcilerRequest::ObjectPut { key: object(), labels: Default::default(), body: text() }, OPERATORS);

@@ -133,6 +133,9 @@ pub fn announced(mut participant: Participant, caller: &Principal) -> Result<Par
     if let Some(fault) = key.fault() {
         return Err(ErrorBody::invalid(fault));
     }
+    if let Err(why) = participant.release.plain() {
+        return Err(ErrorBody::invalid(format!("{key} {}: {why}", participant.release)));
+    }
     if participant.needs.len() > MAX_NEEDED_RECONCILERS
         || !participant.needs.keys().all(|name| muster_messages::is_dns_label(name))
     {

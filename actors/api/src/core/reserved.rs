@@ -20,11 +20,17 @@ pub fn check(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -
         R::Apply { definitions, .. } => return definitions.iter().try_for_each(|d| defines(tables, caller, d)),
         R::Announce { participant } => return check_participation(tables, caller, &participant.key),
         R::RaiseLevel { .. } => LEVEL_RECONCILER,
-        R::Step { name, .. } | R::Wave { name, .. } if ours(name) => name,
+        R::Step { name, .. } | R::Wave { name, .. } | R::StepDone { name, .. } if ours(name) => name,
         R::Progress { progress } if ours(&progress.reconciler) => &progress.reconciler,
+        R::RecordRun { record } if ours(&record.reconciler) => &record.reconciler,
         R::MemberForget { scope, member } | R::MemberDrain { scope, member } if is_managers(scope) => {
             return Err(ErrorBody::forbidden(format!(
                 "{member} of {scope} is a manager of this cluster and is forgotten 15 s after it stops; `muster node demote` makes it a worker, `muster node rm` removes it"
+            )));
+        }
+        R::MemberAnnounce { scope, .. } if is_managers(scope) => {
+            return Err(ErrorBody::forbidden(format!(
+                "the scope {scope} is reserved to the managers, and each registers itself; use another scope"
             )));
         }
         R::Leave { key } if is_managers(&key.scope) => return check_participation(tables, caller, key),
@@ -214,6 +220,16 @@ mod tests {
             (ReconcilerRequest::Pause { name: level.to_owned(), paused: true }, operator),
             (ReconcilerRequest::MemberForget { scope: "muster".to_owned(), member: "n1".to_owned() }, none),
             (ReconcilerRequest::MemberDrain { scope: "muster".to_owned(), member: "n1".to_owned() }, none),
+            (
+                ReconcilerRequest::MemberAnnounce {
+                    scope: "muster".to_owned(),
+                    member: "n1".to_owned(),
+                    release: level_release(2),
+                    needs: Default::default(),
+                    allow_undefined_scope: true,
+                },
+                none,
+            ),
             (ReconcilerRequest::ForceFloor { name: level.to_owned(), floor: level_release(3), dry_run: true }, none),
         ] {
             assert_eq!(allowed(&request), who, "{request:?}");

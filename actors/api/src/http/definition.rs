@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::{
-    Action, CommandAction, Definition, DesiredObject, Finalize, ManagedKey, NodeId, Release, RunnerChoice, Triple,
+    Action, Applies, ChainStep, CommandAction, CommandLimits, CommandOptions, Definition, DefinitionOptions,
+    DefinitionTiming, DesiredObject, Finalize, ManagedKey, NodeId, Placement, RunnerChoice, Triple, WaveCondition,
     millis,
 };
 use serde::{Deserialize, Deserializer, de};
@@ -15,7 +16,7 @@ use serde::{Deserialize, Deserializer, de};
 #[serde(deny_unknown_fields)]
 pub struct Document {
     name: String,
-    release: Release,
+    release: Triple,
     scope: String,
     floor: Triple,
     #[serde(default)]
@@ -34,8 +35,63 @@ pub struct Document {
     resign_after: Option<u32>,
     objects: Option<Vec<Object>>,
     command: Option<Command>,
+    /// A chain.
+    steps: Option<Vec<Step>>,
     #[serde(default)]
     handler: bool,
+    #[serde(default)]
+    applies: AppliesTo,
+    #[serde(default)]
+    timing: Timing,
+    /// Conditions between waves.
+    #[serde(default)]
+    waits: Vec<Wait>,
+    /// Labels that the node has on which it runs.
+    #[serde(default)]
+    node_selector: BTreeMap<String, String>,
+    #[serde(default)]
+    process: Process,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wait {
+    wave: u32,
+    kind: String,
+    #[serde(default = "default_namespace")]
+    namespace: String,
+    name: String,
+    path: String,
+    equals: serde_json::Value,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum AppliesTo {
+    #[default]
+    Exact,
+    OrLater,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Timing {
+    lease: Option<Span>,
+    hold: Option<Span>,
+    resign_pause: Option<Span>,
+}
+
+/// A step of a chain.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    name: String,
+    argv: Vec<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    /// Of its content, as the author counts it. Absent: of the command.
+    #[serde(default)]
+    digest: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -95,24 +151,80 @@ struct Command {
     env: BTreeMap<String, String>,
 }
 
+/// What the process of a command, or of each step of a chain, has of its own.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Process {
+    user: Option<String>,
+    directory: Option<String>,
+    #[serde(default)]
+    env_files: Vec<String>,
+    #[serde(default)]
+    limits: Limits,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    /// Bytes.
+    memory: Option<u64>,
+    processes: Option<u64>,
+    open_files: Option<u64>,
+    /// Of processor time; counted in whole seconds.
+    cpu: Option<Span>,
+}
+
+impl From<Process> for CommandOptions {
+    fn from(process: Process) -> Self {
+        let Process { user, directory, env_files, limits } = process;
+        let Limits { memory, processes, open_files, cpu } = limits;
+        let cpu_secs = cpu.map(|cpu| cpu.0.as_secs());
+        Self {
+            user,
+            directory,
+            env_files,
+            limits: CommandLimits { memory_bytes: memory, processes, open_files, cpu_secs },
+        }
+    }
+}
+
 impl TryFrom<Document> for Definition {
     type Error = String;
     fn try_from(document: Document) -> Result<Self, String> {
         let name = &document.name;
-        let action = match (document.objects, document.command, document.handler) {
-            (Some(objects), None, false) => Action::Objects(objects.into_iter().map(desired).collect()),
-            (None, Some(command), false) => Action::Command(CommandAction { argv: command.argv, env: command.env }),
-            (None, None, true) => Action::Handler,
+        let action = match (document.objects, document.command, document.steps, document.handler) {
+            (Some(objects), None, None, false) => Action::Objects(objects.into_iter().map(desired).collect()),
+            (None, Some(command), None, false) => {
+                Action::Command(CommandAction { argv: command.argv, env: command.env })
+            }
+            (None, None, Some(steps), false) => Action::Chain(steps.into_iter().map(chain_step).collect()),
+            (None, None, None, true) => Action::Handler,
             // A forgotten or mistyped set is not an empty one: that would delete everything.
-            (None, None, false) => {
-                let rule = "set objects, command, or handler = true; `objects = []` keeps no objects";
+            (None, None, None, false) => {
+                let rule = "set objects, command, steps, or handler = true; `objects = []` keeps no objects";
                 return Err(format!("{name}: {rule}"));
             }
-            _ => return Err(format!("{name}: objects, command and handler are mutually exclusive")),
+            _ => return Err(format!("{name}: objects, command, steps and handler are mutually exclusive")),
         };
-        let usual = Definition::new(&document.name, document.release, &document.scope, document.floor, action);
+        let usual = Definition::new(&document.name, document.release.into(), &document.scope, document.floor, action);
         let span = |given: Option<Span>, usual: u64| given.map_or(usual, |span| millis(span.0));
+        let ms = |given: Option<Span>| given.map(|span| millis(span.0));
+        let options = DefinitionOptions {
+            applies: match document.applies {
+                AppliesTo::Exact => Applies::Exact,
+                AppliesTo::OrLater => Applies::OrLater,
+            },
+            timing: DefinitionTiming {
+                lease_ms: ms(document.timing.lease),
+                hold_ms: ms(document.timing.hold),
+                resign_pause_ms: ms(document.timing.resign_pause),
+            },
+            wave_conditions: document.waits.into_iter().map(condition).collect(),
+            placement: Placement { node_selector: document.node_selector },
+            command: document.process.into(),
+        };
         Ok(Definition {
+            options,
             depends_on: document.depends_on,
             every_ms: match document.every {
                 Some(Cadence::Once) => None,
@@ -130,6 +242,16 @@ impl TryFrom<Document> for Definition {
             ..usual
         })
     }
+}
+
+fn chain_step(step: Step) -> ChainStep {
+    let Step { name, argv, env, digest } = step;
+    ChainStep { name, command: CommandAction { argv, env }, digest }
+}
+
+fn condition(wait: Wait) -> WaveCondition {
+    let Wait { wave, kind, namespace, name, path, equals } = wait;
+    WaveCondition { wave, key: ManagedKey { kind, namespace, name }, path, equals: equals.to_string() }
 }
 
 fn desired(object: Object) -> DesiredObject {

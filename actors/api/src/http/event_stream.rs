@@ -1,4 +1,4 @@
-//! `/v1/events` as server-sent events.
+//! `/v1/events` and `/v1/objects` as server-sent events.
 //!
 //! A stream ends after an hour, with its reader, with this node's manager runtime, and with the caller's right to it. A reader that
 //! stops reading costs its permit and a page of events; once events that it has not read are no longer kept, it receives `expired`.
@@ -13,8 +13,10 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
-use muster_messages::wire::{ApiCall, Request};
-use muster_messages::{ErrorBody, ErrorCode, EventsView, Revision};
+use muster_messages::wire::{ApiCall, ReconcilerRequest, Request};
+use muster_messages::{ErrorBody, ErrorCode, EventsView, Replica, Revision, Tables};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -32,7 +34,64 @@ const RELAYED_WAIT_MS: u64 = 20_000;
 /// The pause before a read is repeated that was refused for lack of a permit.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-type Page = EventsView<Value>;
+/// What a stream follows.
+#[derive(Clone)]
+pub(super) enum Followed {
+    /// Each is an event of its own.
+    Events,
+    /// Each answer is an event: what has changed, and what was deleted.
+    Objects { kind: Option<String>, namespace: Option<String> },
+}
+
+/// Part of a stream.
+struct Page {
+    revision: u64,
+    text: String,
+    /// There was nothing new.
+    is_empty: bool,
+}
+
+impl Followed {
+    fn request(&self, since: Revision, wait_ms: u64) -> Request {
+        match self.clone() {
+            Self::Events => Request::Events { since, wait_ms },
+            Self::Objects { kind, namespace } => {
+                Request::Reconciler(ReconcilerRequest::ObjectChanges { kind, namespace, seen: since, wait_ms })
+            }
+        }
+    }
+    /// Whether there may be something new.
+    fn is_newer(&self, tables: &Tables, since: Revision) -> bool {
+        match self {
+            Self::Events => tables.events_after(since).next().is_some(),
+            Self::Objects { .. } => tables.reconcilers.changed > since,
+        }
+    }
+    /// The answer as text of the stream. `None`: not everything after `since` can be sent.
+    fn page(&self, answer: &str, since: u64) -> Result<Option<Page>, serde_json::Error> {
+        match self {
+            Self::Events => {
+                let page: EventsView<Value> = serde_json::from_str(answer)?;
+                let (revision, is_empty) = (page.revision.0, page.items.is_empty());
+                let lacks_some = since != 0 && page.incomplete_before.is_some() || revision < since;
+                Ok((!lacks_some).then(|| Page { revision, text: text_of(&page.items), is_empty }))
+            }
+            Self::Objects { .. } => {
+                let page: ObjectsPage = serde_json::from_str(answer)?;
+                let (revision, is_empty) = (page.revision.0, page.items.is_empty() && page.deleted.is_empty());
+                Ok(Some(Page { revision, text: format!("id: {revision}\ndata: {answer}\n\n"), is_empty }))
+            }
+        }
+    }
+}
+
+/// What is read of an answer that may be a newer manager's.
+#[derive(Deserialize)]
+struct ObjectsPage {
+    revision: Revision,
+    items: Vec<IgnoredAny>,
+    deleted: Vec<IgnoredAny>,
+}
 
 /// Whether the client asks for a stream.
 pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
@@ -40,14 +99,14 @@ pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
 }
 
 /// Starts a stream after `since`, or after what the client saw last: browsers repeat the address of the first request.
-pub(super) async fn start(peer: &Peer, headers: &HeaderMap, since: u64) -> Response {
-    match begin(peer, headers, since).await {
+pub(super) async fn start(peer: &Peer, headers: &HeaderMap, since: u64, of: Followed) -> Response {
+    match begin(peer, headers, since, of).await {
         Ok(response) => response,
         Err(error) => error_response(&error),
     }
 }
 
-async fn begin(peer: &Peer, headers: &HeaderMap, since: u64) -> Result<Response, ErrorBody> {
+async fn begin(peer: &Peer, headers: &HeaderMap, since: u64, of: Followed) -> Result<Response, ErrorBody> {
     let since = match headers.get("last-event-id") {
         None => since,
         Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
@@ -58,7 +117,7 @@ async fn begin(peer: &Peer, headers: &HeaderMap, since: u64) -> Result<Response,
         let text = "limit of open watches reached, on this node or per client; retry, or ask another manager";
         ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_PAUSE)
     })?;
-    let mut follower = Follower { peer: peer.clone(), since };
+    let mut follower = Follower { peer: peer.clone(), since, of };
     // Before the answer begins: a refusal is an answer of its own.
     let first = follower.page(0).await?;
     let (to, lines) = mpsc::channel(1);
@@ -81,27 +140,28 @@ struct Expired;
 struct Follower {
     peer: Peer,
     since: u64,
+    of: Followed,
 }
 
 impl Follower {
     async fn page(&mut self, wait_ms: u64) -> Result<Next, ErrorBody> {
-        let request = Request::Events { since: Revision(self.since), wait_ms };
+        let request = self.of.request(Revision(self.since), wait_ms);
         let call = ApiCall { id: 0, request_id: self.peer.request, timeout_ms: 30_000, request };
         let page = match self.peer.service.answer_from(&self.peer.origin, self.peer.caller.clone(), call).await {
             Ok(page) => page,
-            Err(error) if error.code == ErrorCode::Conflict => return Ok(Err(Expired)),
+            Err(error) if matches!(error.code, ErrorCode::Conflict | ErrorCode::Expired) => return Ok(Err(Expired)),
             Err(error) => return Err(error),
         };
-        let page: Page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
-        let lacks_some = self.since != 0 && page.incomplete_before.is_some();
-        Ok(if lacks_some || page.revision.0 < self.since { Err(Expired) } else { Ok(page) })
+        let page = self.of.page(&page, self.since);
+        let page = page.map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
+        Ok(page.ok_or(Expired))
     }
 
     async fn run(mut self, mut next: Next, to: mpsc::Sender<Bytes>, _permit: WatchPermit) {
         let until = Instant::now() + MAX_STREAM;
         loop {
             let text = match &next {
-                Ok(page) => text_of(&page.items),
+                Ok(page) => page.text.clone(),
                 Err(Expired) => "event: expired\ndata: {}\n\n".to_owned(),
             };
             if !text.is_empty() {
@@ -111,7 +171,7 @@ impl Follower {
                 }
             }
             let Ok(page) = next else { return };
-            self.since = page.revision.0;
+            self.since = page.revision;
             let mut comment_at = Instant::now() + COMMENT_INTERVAL;
             let reader = to.clone();
             let waiting = self.next();
@@ -143,15 +203,14 @@ impl Follower {
                 None => RELAYED_WAIT_MS,
                 Some(manager) => {
                     let (since, mut replicas) = (Revision(self.since), manager.replica.clone());
-                    let newer =
-                        |replica: &Arc<muster_messages::Replica>| replica.tables.events_after(since).next().is_some();
+                    let newer = |replica: &Arc<Replica>| self.of.is_newer(&replica.tables, since);
                     // Its sender is gone with the runtime: the request finds another way, or fails.
                     let _stopped = replicas.wait_for(newer).await.is_err();
                     0
                 }
             };
             match self.page(wait_ms).await {
-                Ok(Ok(page)) if page.items.is_empty() => {}
+                Ok(Ok(page)) if page.is_empty => self.since = page.revision,
                 Ok(next) => return Some(next),
                 Err(error) if error.code == ErrorCode::TooManyRequests => sleep(RETRY_PAUSE).await,
                 Err(error) => {

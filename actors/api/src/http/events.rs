@@ -9,6 +9,7 @@ use muster_messages::wire::{ApiCall, Request};
 use muster_messages::{ErrorBody, ErrorCode, EventsView, Revision};
 use serde::Deserialize;
 
+use super::event_stream::Followed;
 use super::{Peer, error_response, event_stream, json_response};
 use crate::kube;
 
@@ -21,7 +22,7 @@ pub(super) struct Since {
     #[serde(default)]
     pub since: u64,
     #[serde(default)]
-    watch: u8,
+    pub watch: u8,
 }
 impl Since {
     /// How long to wait for a change: less than a request may take.
@@ -32,7 +33,7 @@ impl Since {
 
 async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>, headers: HeaderMap) -> Response {
     if event_stream::is_wanted(&headers) {
-        return event_stream::start(&peer, &headers, q.since).await;
+        return event_stream::start(&peer, &headers, q.since, Followed::Events).await;
     }
     let share = match peer.service.long_answer(&peer.caller) {
         Ok(share) => share,

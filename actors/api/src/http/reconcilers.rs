@@ -5,21 +5,23 @@
 //! them. A script sends what it has, durations are written `30s`, and the defaults are the command's.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{Path, Query};
-use axum::http::Method;
+use axum::http::{HeaderMap, Method};
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Extension, Router};
 use muster_messages::wire::{ReconcilerRequest, Request};
-use muster_messages::{Definition, ErrorBody, ManagedKey, Revision, Triple};
+use muster_messages::{Definition, ErrorBody, ManagedKey, Revision, Triple, millis};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::definition::Document;
+use super::definition::{Document, parse_duration};
+use super::event_stream::Followed;
 use super::events::Since;
-use super::{Peer, answer, body, error_response, long_answer};
+use super::{Peer, answer, body, error_response, event_stream, long_answer};
 
 pub(super) fn routes() -> Router {
     use ReconcilerRequest as R;
@@ -28,6 +30,8 @@ pub(super) fn routes() -> Router {
         .route("/v1/reconcilers/{name}", get(status).delete(forget))
         .route("/v1/reconcilers/{name}/plan", get(plan))
         .route("/v1/reconcilers/{name}/history", get(history))
+        .route("/v1/reconcilers/{name}/runs", get(runs))
+        .route("/v1/reconcilers/{name}/runs/{run}/log", get(log))
         .route("/v1/reconcilers/{name}/pause", operator_request(|name, _| R::Pause { name, paused: true }))
         .route("/v1/reconcilers/{name}/resume", operator_request(|name, _| R::Pause { name, paused: false }))
         .route("/v1/reconcilers/{name}/finalize", operator_request(|name, release| R::Finalize { name, release }))
@@ -35,7 +39,7 @@ pub(super) fn routes() -> Router {
         .route("/v1/reconcilers/{name}/repair", post(repair))
         .route("/v1/reconcilers/{name}/force-floor", post(force_floor))
         .route("/v1/members", get(members))
-        .route("/v1/members/{scope}/{member}", delete(forget_member))
+        .route("/v1/members/{scope}/{member}", delete(forget_member).post(announce_member))
         .route("/v1/members/{scope}/{member}/drain", post(drain_member))
         .route("/v1/objects", get(objects))
         .route("/v1/objects/{kind}/{namespace}/{name}", get(object).put(put_object).delete(delete_object))
@@ -65,6 +69,12 @@ struct Whole {
     gate: bool,
 }
 #[derive(Deserialize)]
+struct LogPart {
+    #[serde(default)]
+    offset: u64,
+    wait: Option<String>,
+}
+#[derive(Deserialize)]
 struct OfScope {
     scope: Option<String>,
 }
@@ -72,6 +82,9 @@ struct OfScope {
 struct Which {
     kind: Option<String>,
     namespace: Option<String>,
+    since: Option<u64>,
+    #[serde(default)]
+    watch: u8,
 }
 
 /// The command's options.
@@ -86,6 +99,15 @@ struct Floor {
     release: Triple,
     #[serde(default)]
     yes_i_know: bool,
+}
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Announced {
+    release: Triple,
+    #[serde(default)]
+    needs: BTreeMap<String, Triple>,
+    #[serde(default)]
+    allow_undefined_scope: bool,
 }
 /// As in the `objects` of a definition.
 #[derive(Deserialize)]
@@ -155,6 +177,24 @@ async fn history(peer: Extension<Peer>, Path(name): Path<String>) -> Response {
     read(peer, ReconcilerRequest::History { name }).await
 }
 
+async fn runs(peer: Extension<Peer>, Path(name): Path<String>) -> Response {
+    list(peer, ReconcilerRequest::Runs { name }).await
+}
+
+async fn log(peer: Extension<Peer>, Path((name, run)): Path<(String, String)>, Query(q): Query<LogPart>) -> Response {
+    let run = match run.as_str() {
+        "last" => Ok(None),
+        number => number.parse().map(Some).map_err(|_| format!("run {number}: a run is a number, or `last`")),
+    };
+    let wait = q.wait.map_or(Ok(Duration::ZERO), |wait| parse_duration(&wait).map_err(|why| format!("wait: {why}")));
+    match (run, wait) {
+        (Ok(run), Ok(wait)) => {
+            list(peer, ReconcilerRequest::Log { name, run, offset: q.offset, wait_ms: millis(wait) }).await
+        }
+        (Err(why), _) | (_, Err(why)) => invalid(why),
+    }
+}
+
 async fn repair(peer: Extension<Peer>, Path(name): Path<String>, bytes: Bytes) -> Response {
     match body::<FromHistory>(&bytes) {
         Ok(given) => write(peer, ReconcilerRequest::Repair { name, epoch: given.from_history }).await,
@@ -189,7 +229,28 @@ async fn forget_member(peer: Extension<Peer>, Path(path): Path<(String, String)>
     write(peer, ReconcilerRequest::MemberForget { scope, member }).await
 }
 
-async fn objects(peer: Extension<Peer>, Query(q): Query<Which>) -> Response {
+async fn announce_member(peer: Extension<Peer>, Path(path): Path<(String, String)>, bytes: Bytes) -> Response {
+    let (scope, member) = path;
+    match body::<Announced>(&bytes) {
+        Ok(Announced { release, needs, allow_undefined_scope }) => {
+            let request = ReconcilerRequest::MemberAnnounce { scope, member, release, needs, allow_undefined_scope };
+            write(peer, request).await
+        }
+        Err(response) => *response,
+    }
+}
+
+async fn objects(peer: Extension<Peer>, Query(q): Query<Which>, headers: HeaderMap) -> Response {
+    if event_stream::is_wanted(&headers) {
+        let of = Followed::Objects { kind: q.kind, namespace: q.namespace };
+        return event_stream::start(&peer, &headers, q.since.unwrap_or(0), of).await;
+    }
+    if q.watch != 0 || q.since.is_some() {
+        let since = Since { since: q.since.unwrap_or(0), watch: q.watch };
+        let (seen, wait_ms) = (Revision(since.since), since.wait_ms());
+        return list(peer, ReconcilerRequest::ObjectChanges { kind: q.kind, namespace: q.namespace, seen, wait_ms })
+            .await;
+    }
     list(peer, ReconcilerRequest::ObjectList { kind: q.kind, namespace: q.namespace }).await
 }
 

@@ -59,8 +59,24 @@ fn rare_views_match_their_schemas() {
     let (member, phase, why) = ("m".to_owned(), ParticipantPhase::Serving, String::new());
     let blocker = Blocker { member, release: release.clone(), phase, external: false, since: at, why };
     all.check("Blocker", &BlockerView { blocker, name: Some(name) });
+    let (kind, namespace, name) = ("k".into(), "default".into(), "o".into());
+    all.check("DeletedObject", &DeletedObjectView { kind, namespace, name, revision: Revision(7) });
     all.check("Hold", &HoldView { reason: "any".into(), message: "m".into() });
     all.check("GateTarget", &GateTarget { release, digest: "d".into(), floor: triple("2.0.0") });
+    let wait = PlannedWaitView {
+        wave: 1,
+        kind: "job".into(),
+        namespace: "default".into(),
+        name: "warm-up".into(),
+        path: "/status/phase".into(),
+        equals: json!("done"),
+        holds: false,
+        message: Some("not yet".into()),
+    };
+    all.check("PlannedWait", &wait);
+    let node = Some("n1".parse().unwrap());
+    let (step, digest) = ("first".to_owned(), "d".to_owned());
+    all.check("Step", &StepView { name: step, digest, release: Some(triple("2.0.0").into()), at: Some(at), node });
     let side = PlannedSideView { body: json!({}), labels: BTreeMap::from([("a".into(), "b".into())]) };
     let (kind, namespace, name) = ("k".into(), "default".into(), "o".into());
     all.check(
@@ -82,6 +98,8 @@ async fn answers_about_gates_and_members_match_their_schemas() {
         ("get", "/v1/reconcilers/{name}", "/v1/reconcilers/schema", ""),
         ("get", "/v1/reconcilers/{name}/plan", "/v1/reconcilers/schema/plan", ""),
         ("get", "/v1/reconcilers/{name}/history", "/v1/reconcilers/schema/history", ""),
+        ("get", "/v1/reconcilers/{name}/runs", "/v1/reconcilers/schema/runs", ""),
+        ("get", "/v1/reconcilers/{name}/runs/{run}/log", "/v1/reconcilers/schema/runs/1/log?offset=2&wait=1s", ""),
         ("post", "/v1/reconcilers/{name}/retry", "/v1/reconcilers/schema/retry", ""),
         ("post", "/v1/reconcilers/{name}/force-floor", "/v1/reconcilers/schema/force-floor", r#"{"release":"3.0.0"}"#),
         ("post", "/v1/reconcilers/{name}/pause", "/v1/reconcilers/schema/pause", ""),
@@ -92,8 +110,18 @@ async fn answers_about_gates_and_members_match_their_schemas() {
         let schema = operation["responses"]["200"]["content"]["application/json"]["schema"].clone();
         all.0.check(&schema, &answer).unwrap_or_else(|fault| panic!("{target}: {fault}"));
     }
-    for met in ["MemberChanged", "Participant", "Reconciler", "ReconcilerStatus", "Plan", "GateHistory", "ForcedFloor"]
-    {
+    for met in [
+        "MemberChanged",
+        "Participant",
+        "Reconciler",
+        "ReconcilerStatus",
+        "Plan",
+        "GateHistory",
+        "ForcedFloor",
+        "Run",
+        "RunExit",
+        "RunLog",
+    ] {
         assert!(all.0.met.contains(met), "{met}");
     }
 }

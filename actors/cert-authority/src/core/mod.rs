@@ -33,10 +33,11 @@ use self::early::EarlyRenewals;
 use self::pending::Phase;
 pub use self::pending::{CertificateRequest, Pending};
 pub use self::values::{
-    Answer, AskId, Effect, Input, NodeRequest, Profile, StepId, UserRequest, VerifiedJoin, WorkloadRequest,
+    Answer, AskId, Effect, Input, NodeRequest, Profile, StepId, UserRequest, VerifiedJoin, Wanted, WorkloadRequest,
+    WorkloadSigned, WorkloadWork,
 };
 use self::workloads::LiveWorkloads;
-pub use self::workloads::{MAX_LIVE, WORKLOAD_BUDGET};
+pub use self::workloads::{JWT_BUDGET, MAX_LIVE, WORKLOAD_BUDGET};
 
 /// How often a request is signed again because its grant changed meanwhile. A role changes at most a few times a second, and
 /// each round takes milliseconds.
@@ -104,6 +105,7 @@ impl CertAuthority {
             Input::Replica(tables) => self.learn(tables, wall, out),
             Input::Asked(ask, cert_request) => self.take(now, wall, ask, cert_request, out),
             Input::Signed(step, result) => self.signed(step, result, wall, out),
+            Input::SignedWorkload(step, result) => self.signed_workload(step, result, wall, out),
             Input::Proposed(step, result) => self.proposed(step, result, wall, out),
             Input::Confirmed(step, result) => self.confirmed(step, result, wall, out),
             Input::Woke => self.expire(now, out),
@@ -300,7 +302,6 @@ impl CertAuthority {
             (CertificateRequest::User(cert_request), _) => {
                 self.record_user(ask, &cert_request.clone(), signed, wall, out)
             }
-            (CertificateRequest::Workload(_), _) => self.confirm(ask, seen, signed, out),
             (_, Some(grant)) => self.record_node(ask, seen, grant, signed, wall, out),
             (_, None) => {}
         }
@@ -455,7 +456,7 @@ impl CertAuthority {
             }),
             CertificateRequest::User(_) => Answer::User(users::certificate(signed, self.tables.bundle_pem())),
             CertificateRequest::Workload(_) => {
-                Answer::Workload(SignedWorkload { chain_pem: cert_pem, not_after: signed.not_after })
+                Answer::Workload(SignedWorkload { text: cert_pem, not_after: signed.not_after })
             }
         })
     }

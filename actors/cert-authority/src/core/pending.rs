@@ -3,7 +3,7 @@
 use muster_messages::{CertIdentity, Moment, Name, NodeId, Revision, Role, WallTime};
 use muster_pki::Signed;
 
-use super::values::{NodeRequest, StepId, UserRequest, VerifiedJoin, WorkloadRequest};
+use super::values::{NodeRequest, StepId, UserRequest, VerifiedJoin, Wanted, WorkloadRequest, WorkloadSigned};
 
 /// The request.
 #[derive(Clone, Debug)]
@@ -55,7 +55,8 @@ impl CertificateRequest {
             CertificateRequest::Join(cert_request) if cert_request.rekey.is_some() => "rekey",
             CertificateRequest::Join(_) => "join",
             CertificateRequest::User(_) => "user",
-            CertificateRequest::Workload(_) => "workload",
+            CertificateRequest::Workload(WorkloadRequest { wanted: Wanted::Certificate(_), .. }) => "workload",
+            CertificateRequest::Workload(WorkloadRequest { wanted: Wanted::Jwt(_), .. }) => "jwt",
         }
     }
 }
@@ -95,8 +96,8 @@ pub(super) enum Phase {
     Signing { step: StepId, seen: Revision, grant: Option<(Role, Revision)> },
     /// The certificate exists but was not handed out.
     Recording { step: StepId, seen: Revision, signed: Signed },
-    /// A workload's certificate exists but was not handed out. `seen`: the state on which it was signed may be outdated.
-    Confirming { step: StepId, seen: Revision, signed: Signed },
+    /// A workload's certificate or JWT exists but was not handed out. `seen`: the state on which it was signed may be outdated.
+    Confirming { step: StepId, seen: Revision, signed: WorkloadSigned },
 }
 
 impl Phase {

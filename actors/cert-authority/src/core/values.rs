@@ -8,10 +8,12 @@ pub use muster_messages::AskId;
 use muster_messages::protocol::{ProposeError, UserCertificate, UserRights};
 use muster_messages::wire::{JoinReply, SignReply, SignedWorkload};
 use muster_messages::{
-    CertIdentity, Command, ErrorBody, Moment, Name, NodeId, Principal, RequestId, Revision, Secret, Tables,
+    CertIdentity, Command, ErrorBody, Moment, Name, NodeId, Principal, RequestId, Revision, RootId, Secret, Tables,
     WorkloadName,
 };
-use muster_pki::{CsrKey, NodeProfile, PublicKey, SignError, Signed, UserProfile, WorkloadProfile};
+use muster_pki::{
+    CsrKey, JwtProfile, NodeProfile, PublicKey, SignError, Signed, SignedJwt, UserProfile, WorkloadProfile,
+};
 use sha2::{Digest, Sha256};
 
 use super::{CertificateRequest, ClockNews};
@@ -57,13 +59,51 @@ pub struct UserRequest {
     pub key: CsrKey,
 }
 
-/// A node requests a certificate for a workload that applies to it.
+/// A node requests something for a workload that applies to it.
 #[derive(Clone, Debug)]
 pub struct WorkloadRequest {
     /// As in [`NodeRequest`].
     pub identity: CertIdentity,
     pub workload: WorkloadName,
-    pub key: PublicKey,
+    pub wanted: Wanted,
+}
+
+/// What a workload is to have.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// A certificate for this key.
+    Certificate(PublicKey),
+    /// A JWT for this audience.
+    Jwt(Vec<String>),
+}
+
+impl Wanted {
+    pub(super) fn is_jwt(&self) -> bool {
+        matches!(self, Wanted::Jwt(_))
+    }
+}
+
+/// What to sign for a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkloadWork {
+    Certificate(WorkloadProfile, PublicKey),
+    Jwt(JwtProfile),
+}
+
+/// What was signed for a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkloadSigned {
+    Certificate(Signed),
+    Jwt(SignedJwt),
+}
+
+impl WorkloadSigned {
+    pub(super) fn issuer(&self) -> RootId {
+        match self {
+            WorkloadSigned::Certificate(signed) => signed.issuer,
+            WorkloadSigned::Jwt(signed) => signed.issuer,
+        }
+    }
 }
 
 /// Inputs of the core.
@@ -73,6 +113,7 @@ pub enum Input {
     Replica(Tables),
     Asked(AskId, CertificateRequest),
     Signed(StepId, Result<Signed, SignError>),
+    SignedWorkload(StepId, Result<WorkloadSigned, SignError>),
     /// A proposal ended; the revision at which it was applied.
     Proposed(StepId, Result<Revision, ProposeError>),
     /// A linearizable read ended: an applied state that is not older than the read.
@@ -107,12 +148,8 @@ pub enum Effect {
         profile: Profile,
         key: CsrKey,
     },
-    /// Sign and report as `Signed`.
-    SignWorkload {
-        step: StepId,
-        profile: WorkloadProfile,
-        key: PublicKey,
-    },
+    /// Sign and report as `SignedWorkload`.
+    SignWorkload(StepId, WorkloadWork),
     /// Propose and report as `Proposed`.
     Propose {
         step: StepId,

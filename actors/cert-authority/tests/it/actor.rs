@@ -342,7 +342,7 @@ async fn workload_is_answered_by_a_state_read_after_signing() {
             let not_after = muster_kernel::Clock.wall().plus(std::time::Duration::from_secs(3600));
             let identity = Box::new(CertIdentity { not_after, ..presented(2, Role::Worker, &serial) });
             let workload = "shop/web".parse().unwrap();
-            let request = WorkloadRequest { workload, public_key_der: key().spki().to_vec() };
+            let request = WorkloadRequest::certificate(workload, key().spki().to_vec());
             let make = |reply| CertAuthorityMsg::SignWorkload { identity, request, reply }.into();
             address.ask(WAIT_LIMIT, make).await.unwrap()
         });
@@ -350,7 +350,7 @@ async fn workload_is_answered_by_a_state_read_after_signing() {
         harness.until(PATH, "visible", |node| node.view["pending"][0]["phase"] == "confirming").await;
         reply.send(read).unwrap();
         let answer = asked.await.unwrap();
-        let answer = answer.map(|signed| assert!(signed.chain_pem.contains("BEGIN CERTIFICATE")));
+        let answer = answer.map(|signed| assert!(signed.text.contains("BEGIN CERTIFICATE")));
         assert_eq!(answer.as_ref().map(drop).map_err(|e| (e.code, &*e.message)), expected);
     }
     harness.until(PATH, "counted once", |node| node.view["workloads"] == 1).await;

@@ -31,7 +31,7 @@ fn world() -> World {
 /// The identity and the end of the certificate in an answer.
 fn signed(outcome: &Outcome) -> (CertIdentity, WallTime) {
     match outcome.as_ref().unwrap() {
-        Answer::Workload(signed) => (identity_of_pem(&signed.chain_pem).unwrap(), signed.not_after),
+        Answer::Workload(signed) => (identity_of_pem(&signed.text).unwrap(), signed.not_after),
         other => panic!("no workload in {other:?}"),
     }
 }
@@ -193,7 +193,7 @@ fn node_of_a_withdrawn_root_renews_before_its_workloads() {
         assert!(world.renew(2).is_ok(), "{state:?} {compromised}");
         match world.workload(2, "shop/web").unwrap() {
             // Others may trust only that root.
-            Answer::Workload(signed) => assert!(compromised || signed.chain_pem.ends_with(&leads)),
+            Answer::Workload(signed) => assert!(compromised || signed.text.ends_with(&leads)),
             other => panic!("no workload in {other:?}"),
         }
     }
@@ -210,4 +210,69 @@ fn workload_requests_of_one_node_are_limited() {
     assert!(world.renew(2).is_ok(), "the node's own certificate is not affected");
     world.now = world.now + Duration::from_secs(1);
     assert!(world.workload(2, "shop/web").is_ok());
+}
+
+fn with_jwt(name: &str) -> WorkloadEntry {
+    WorkloadEntry { jwt: true, ..entry(name) }
+}
+
+#[test]
+fn jwts_are_signed_where_the_entry_allows_them() {
+    let mut world = world();
+    assert_eq!(code(&world.jwt(2, "shop/web")), ErrorCode::Forbidden);
+    world.set_workload(with_jwt("shop/web"));
+    world.set_workload(WorkloadEntry { jwt: true, ..in_zone("shop/db", "a") });
+    assert_eq!(code(&world.jwt(2, "shop/db")), ErrorCode::Forbidden);
+    assert_eq!(code(&world.jwt(2, "shop/other")), ErrorCode::NotFound);
+    let before = world.log.revision;
+    let answer = world.jwt(2, "shop/web");
+    let Ok(Answer::Workload(signed)) = &answer else { panic!("{answer:?}") };
+    assert_eq!(signed.text.split('.').count(), 3);
+    assert_eq!(signed.not_after, WallTime::from_unix_secs(world.wall.plus(muster_pki::JWT_LIFETIME).0 / 1000));
+    assert_eq!((world.log.revision, holders(&world)), (before, 0), "nothing is recorded, and no certificate held");
+    assert!(muster_pki::JWT_LIFETIME <= MIN_WORKLOAD_TTL, "SPIFFE-5 holds for JWTs, too");
+    world.remove(2);
+    assert_eq!(code(&world.jwt(2, "shop/web")), ErrorCode::Blocked);
+}
+
+/// SPIFFE-1: an entry that changes while a JWT is signed, and a root that does.
+#[test]
+fn withheld_jwt_follows_the_entry_and_the_root_of_now() {
+    let withheld = |world: &mut World| {
+        world.set_workload(with_jwt("shop/web"));
+        world.hold_reads = true;
+        let serial = world.newest(2).unwrap().serial.clone();
+        let ask = world.ask(jwt_request(presented(2, Role::Worker, &serial), "shop/web"));
+        assert_eq!((world.answer(ask), world.reads.len()), (None, 1));
+        let phases: Vec<_> = world.core.pending().map(|p| (p.cert_request.kind(), p.phase())).collect();
+        assert_eq!(phases, [("jwt", "confirming")]);
+        (world.hold_reads, world.blind) = (false, true);
+        ask
+    };
+    let mut forbidden = world();
+    let ask = withheld(&mut forbidden);
+    forbidden.set_workload(entry("shop/web"));
+    forbidden.read(Ok(()));
+    assert_eq!(forbidden.answer(ask).map(code), Some(ErrorCode::Forbidden));
+
+    let mut rotated = world();
+    let ask = withheld(&mut rotated);
+    let (old, new, _) = crate::roots::rotate(&mut rotated, AuthorityState::Retiring, false);
+    rotated.read(Ok(()));
+    assert!(rotated.answer(ask).unwrap().is_ok());
+    assert_eq!(rotated.issuers, [old, new]);
+}
+
+#[test]
+fn jwts_of_a_node_do_not_hold_back_its_certificates() {
+    let mut world = world();
+    world.set_workload(with_jwt("shop/web"));
+    while world.jwt(2, "shop/web").is_ok() {}
+    assert_eq!(
+        (code(&world.jwt(2, "shop/web")), world.core.workload_certificates()),
+        (ErrorCode::TooManyRequests, 400)
+    );
+    assert!(world.workload(2, "shop/web").is_ok());
+    world.now = world.now + Duration::from_millis(100);
+    assert!(world.jwt(2, "shop/web").is_ok());
 }

@@ -48,7 +48,7 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
                 request: None,
                 by: Principal::Node(id),
                 origin: Origin { via, serial: Some(serial.clone()), forwarder },
-                verb: "workload.sign".to_owned(),
+                verb: if request.is_jwt() { "workload.jwt" } else { "workload.sign" }.to_owned(),
                 object: Object { kind: "workload", id: None, name: Some(workload) },
             })
         }

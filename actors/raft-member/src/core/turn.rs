@@ -5,6 +5,7 @@ use std::sync::Arc;
 use muster_messages::protocol::ProposeError;
 use muster_messages::wire::SnapshotHead;
 use muster_messages::{CommandRefusal, IDENTITY_LEVEL, MembershipChangeKind, Moment, RaftId, Revision};
+use muster_store::deleted_between;
 use raft::eraftpb::{ConfChangeType, Entry, Message, MessageType};
 use raft::{GetEntriesContext, INVALID_ID, Ready, SnapshotStatus, StateRole, Storage as _};
 
@@ -242,6 +243,7 @@ impl RaftCore {
             }
             self.snapshots.applied(entry_bytes(&entry));
             let member = self.member.as_mut().expect("only a member has entries");
+            let before = self.state.tables().reconcilers.objects.clone();
             let applied = self.state.apply(&entry, &self.config.limits, &mut self.out.changes, |change| {
                 // Raft may build a snapshot message here. It is completed when it is sent, from the state at that time.
                 let conf = member.raw.apply_conf_change(change);
@@ -255,6 +257,8 @@ impl RaftCore {
                 }
                 Ok(())
             })?;
+            let tables = self.state.tables();
+            self.out.deletions.extend(deleted_between(tables.revision, &before, &tables.reconcilers.objects));
             if let Some(change) = &applied.membership {
                 let own = MembershipChangeKind::Remove { raft_id: member.id };
                 match &applied.outcome {

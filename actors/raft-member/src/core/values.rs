@@ -7,7 +7,8 @@ pub use muster_messages::AskId;
 use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
-    Command, Member, MembershipChange, Moment, NodeId, ObjectChange, RaftId, Replica, Revision, Tables, Term,
+    Command, ManagedKey, Member, MembershipChange, Moment, NodeId, ObjectChange, RaftId, Replica, Revision, Tables,
+    Term,
 };
 pub use raft::eraftpb::Entry;
 use serde::{Deserialize, Serialize};
@@ -119,6 +120,8 @@ pub struct Batch {
     pub publish: Option<Arc<Replica>>,
     /// The changes of objects that were applied, in log order.
     pub changes: Vec<ObjectChange>,
+    /// The objects of reconcilers that were deleted, in log order.
+    pub deletions: Vec<(Revision, ManagedKey)>,
     /// A snapshot up to this revision replaced the applied state. It precedes `changes`.
     pub installed: Option<Revision>,
     /// The members changed.

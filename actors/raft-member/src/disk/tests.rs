@@ -280,7 +280,7 @@ fn damaged_snapshot_is_reported() {
 fn data_of_a_newer_build_does_not_count_as_damaged() {
     let (_temp, dir) = Temp::new();
     let (mut head, mut data) = job(1, 1).run();
-    data[1] = 5; // the variant after the newest one
+    data[1] = 6; // the variant after the newest one
     head.digest = digest(&data);
     write(&dir, vec![Durable { install: Some((head, Arc::new(data))), ..founded() }, append(2, 10, 2, 5)]);
     assert!(matches!(state(&dir), DirState::Newer(LogFault { why, .. }) if why.contains("a newer build wrote")));

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_messages::wire::RunnerView;
-use muster_messages::{Moment, NodeId, RunnerChoice, Triple};
+use muster_messages::{DefinitionTiming, Moment, NodeId, RunnerChoice, Triple};
 use serde::Serialize;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +32,18 @@ pub struct EligibilityTiming {
     pub out_for: Duration,
 }
 
+impl EligibilityTiming {
+    /// The same, with what the definition says.
+    #[must_use]
+    pub fn with(self, of: &DefinitionTiming) -> Self {
+        Self {
+            hold_for: of.hold_ms.map_or(self.hold_for, Duration::from_millis),
+            out_for: of.resign_pause_ms.map_or(self.out_for, Duration::from_millis),
+            ..self
+        }
+    }
+}
+
 impl Default for EligibilityTiming {
     fn default() -> Self {
         Self { hold_for: Duration::from_secs(30), debounce: Duration::from_secs(1), out_for: Duration::from_secs(60) }
@@ -50,6 +62,8 @@ pub enum Why {
     NotAnnounced,
     /// Another candidate comes first. `gone`: it has left, but may come back.
     Better { member: String, release: Triple, gone: bool },
+    /// Our node does not have these labels of the node selector.
+    NotSelected { lacks: Vec<String> },
     /// Another node is pinned.
     Pinned { node: NodeId },
     /// It failed here too often, and an equal candidate can try.
@@ -80,6 +94,8 @@ pub enum Input<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eligibility {
     me: Me,
+    /// Of this process, and with what the newest definition says.
+    usual: EligibilityTiming,
     timing: EligibilityTiming,
     /// `None`: there is nothing to run.
     terms: Option<(RunnerChoice, Option<NodeId>)>,
@@ -87,6 +103,8 @@ pub struct Eligibility {
     live: BTreeSet<(String, Triple)>,
     gone: BTreeMap<(String, Triple), Moment>,
     announced: bool,
+    /// Labels that our node lacks.
+    lacks: Vec<String>,
     out_until: Option<Moment>,
     /// Operators' retries that were seen.
     retries: Option<u64>,
@@ -100,12 +118,14 @@ impl Eligibility {
     pub fn new(me: Me, timing: EligibilityTiming, stands: bool, out_until: Option<Moment>) -> Self {
         Self {
             me,
+            usual: timing,
             timing,
             terms: None,
             seen_any: false,
             live: BTreeSet::new(),
             gone: BTreeMap::new(),
             announced: false,
+            lacks: Vec::new(),
             out_until,
             retries: None,
             decision: Decision { stands, why: Why::Unknown },
@@ -145,13 +165,19 @@ impl Eligibility {
             // An operator has resolved what it failed at, or wants to see it fail.
             self.out_until = None;
         }
+        self.timing = self.usual.with(&view.timing);
         self.terms = view.definition.as_ref().filter(|_| runnable).map(|_| (view.choice, view.pinned));
-        let live: BTreeSet<_> = view.candidates.iter().map(|c| (c.member.clone(), c.release.triple)).collect();
+        let ours = view.candidates.iter().find(|candidate| candidate.member == self.me.member);
+        self.lacks = ours.map(|candidate| candidate.lacks.clone()).unwrap_or_default();
+        // A candidate whose node is not selected does not campaign.
+        let eligible = view.candidates.iter().filter(|candidate| candidate.lacks.is_empty());
+        let live: BTreeSet<_> = eligible.map(|c| (c.member.clone(), c.release.triple)).collect();
+        let is_present = |member: &String| view.candidates.iter().any(|candidate| candidate.member == *member);
         for left in self.live.difference(&live) {
             self.gone.insert(left.clone(), now);
         }
         // A member that is present has not left, whatever its release was before.
-        self.gone.retain(|(member, _), _| !live.iter().any(|(there, _)| there == member));
+        self.gone.retain(|(member, _), _| !is_present(member));
         self.live = live;
         self.seen_any = true;
     }
@@ -168,7 +194,7 @@ impl Eligibility {
             return &self.decision;
         }
         // A reason that does not depend on other candidates needs no debounce.
-        let at_once = matches!(why, Why::NothingToRun | Why::Resigned);
+        let at_once = matches!(why, Why::NothingToRun | Why::Resigned | Why::NotSelected { .. });
         let since = *self.differs_since.get_or_insert(now);
         if at_once || now.since(since) >= self.timing.debounce {
             self.differs_since = None;
@@ -184,6 +210,9 @@ impl Eligibility {
         let Some((choice, pinned)) = self.terms else { return Why::NothingToRun };
         if !self.announced {
             return Why::NotAnnounced;
+        }
+        if !self.lacks.is_empty() {
+            return Why::NotSelected { lacks: self.lacks.clone() };
         }
         if let Some(node) = pinned {
             return if self.me.node == Some(node) { Why::Best } else { Why::Pinned { node } };

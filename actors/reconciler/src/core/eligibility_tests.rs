@@ -21,6 +21,8 @@ struct Scenario {
     now: Moment,
     definition: Option<Definition>,
     candidates: Vec<(&'static str, &'static str)>,
+    /// Whose nodes lack a label.
+    unselected: Vec<&'static str>,
     retries: u64,
 }
 
@@ -33,6 +35,7 @@ impl Scenario {
             now: Moment(1_000_000),
             definition: Some(definition()),
             candidates: vec![("n1", "2.0.0")],
+            unselected: vec![],
             retries: 0,
         };
         scenario.core.step(scenario.now, Input::Announced(true));
@@ -43,6 +46,7 @@ impl Scenario {
             node: None,
             member: (*member).to_owned(),
             release: release.parse::<Release>().unwrap(),
+            lacks: self.unselected.iter().filter(|name| *name == member).map(|_| "disk=ssd".to_owned()).collect(),
             revision: Revision(0),
         };
         let view = RunnerView {
@@ -51,6 +55,7 @@ impl Scenario {
             gate: GateView::default(),
             candidates: self.candidates.iter().map(candidate).collect(),
             choice: self.definition.as_ref().map(|d| d.choice).unwrap_or_default(),
+            timing: self.definition.as_ref().map(|d| d.options.timing).unwrap_or_default(),
             pinned: self.definition.as_ref().and_then(|d| d.pinned),
             hold: None,
             path: None,
@@ -58,6 +63,8 @@ impl Scenario {
             blockers_in_all: 0,
             retries: self.retries,
             waves: 0,
+            steps_done: 0,
+            records_runs: true,
         };
         self.core.step(self.now, Input::View { view: &view, runnable: true });
     }
@@ -79,6 +86,30 @@ impl Scenario {
     fn stands(&self) -> bool {
         self.core.decision().stands
     }
+}
+
+#[test]
+fn candidate_without_labels_neither_campaigns_nor_holds_back() {
+    let mut scenario = Scenario::new();
+    scenario.observe();
+    assert!(scenario.pass(1).stands);
+    scenario.unselected = vec!["n1"];
+    scenario.observe();
+    let why = Why::NotSelected { lacks: vec!["disk=ssd".to_owned()] };
+    assert_eq!(*scenario.core.decision(), Decision { stands: false, why });
+    scenario.unselected = vec![];
+    scenario.observe();
+    assert!(scenario.pass(1).stands);
+    // A newer one without the labels is there, and has not left.
+    scenario.unselected = vec!["n2"];
+    scenario.with(&[("n1", "2.0.0"), ("n2", "2.1.0")]);
+    assert!(scenario.pass(1).stands);
+    scenario.unselected = vec![];
+    scenario.observe();
+    assert!(!scenario.pass(1).stands);
+    scenario.unselected = vec!["n2"];
+    scenario.observe();
+    assert!(scenario.pass(1).stands, "at once, not after the time of one that has left");
 }
 
 /// Scenario 4.

@@ -12,8 +12,10 @@
 //! continues from such a clone ([`Run::recover`]).
 
 mod decide;
+mod ended;
 mod failures;
 mod outcome;
+mod recording;
 mod report;
 mod tally;
 
@@ -23,12 +25,15 @@ use std::time::Duration;
 
 use muster_messages::wire::RunnerView;
 use muster_messages::{
-    Action, Definition, ErrorBody, FencingToken, GateStep, Moment, NodeId, PhaseReason, Progress, ReconcilerPhase,
-    Release, Revision, WallTime, in_short,
+    Action, ChainStep, Definition, ErrorBody, FencingToken, GateStep, Moment, NodeId, PhaseReason, Progress,
+    ReconcilerPhase, Release, Revision, RunExit, RunOutcome, RunRecord, Triple, WallTime, in_short,
 };
 use serde::Deserialize;
 
+pub use self::ended::{Ended, Outcome};
 use self::failures::Failures;
+pub use self::recording::is_refused;
+use self::recording::{Kept, Recording};
 use self::report::{Described, Reporting};
 pub use self::tally::Tally;
 
@@ -36,6 +41,8 @@ pub use self::tally::Tally;
 const MAX_VIEW_LAG: Duration = Duration::from_secs(30);
 /// How long after a refusal an equally old view is evaluated again.
 const REFUSAL_RECHECK_DELAY: Duration = Duration::from_secs(5);
+/// How long after a condition was found unmet it is looked at again, if no newer view arrives.
+const CONDITION_RECHECK_DELAY: Duration = Duration::from_secs(10);
 /// Maximum length of a text from outside that is kept.
 const MAX_ERROR_BYTES: usize = 2048;
 
@@ -49,17 +56,6 @@ pub struct Runner {
     pub term: FencingToken,
 }
 
-/// How an action ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Done,
-    /// The action asked to be retried later (a command: exit status 75).
-    Later(String),
-    Failed(String),
-    /// A retry cannot succeed (a command: exit status 78).
-    Permanent(String),
-}
-
 /// The result of a wave.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Waved {
@@ -68,6 +64,9 @@ pub struct Waved {
     pub errors: Vec<ObjectError>,
     #[serde(default)]
     pub errors_in_all: u32,
+    /// Nothing was written: a condition of an earlier wave does not hold.
+    #[serde(default)]
+    pub waiting: Option<String>,
 }
 /// An object that could not be applied.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -93,6 +92,17 @@ pub struct Work {
     pub from: Option<Release>,
     pub definition: Arc<Definition>,
     pub attempt: u32,
+    /// The step of its chain, if it is one.
+    pub step: Option<ChainStep>,
+    /// The run's number in this term.
+    pub of_term: u64,
+}
+
+/// The record of a chain's step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Recorded {
+    /// Its log index.
+    pub revision: Revision,
 }
 
 #[derive(Clone, Debug)]
@@ -106,11 +116,18 @@ pub enum Input {
         number: u64,
         result: Result<Waved, ErrorBody>,
     },
-    /// `output`: the end of what the action wrote.
+    /// A step of a chain is on record.
+    Recorded {
+        number: u64,
+        result: Result<Recorded, ErrorBody>,
+    },
     Acted {
         number: u64,
-        outcome: Outcome,
-        output: String,
+        ended: Box<Ended>,
+    },
+    /// The record of a run is written, or was refused. Otherwise it is sent again.
+    RunRecorded {
+        decided: bool,
     },
     Reported {
         ok: bool,
@@ -137,11 +154,19 @@ pub enum Effect {
         number: u64,
         work: Box<Work>,
     },
+    /// A step of a chain was carried out.
+    Record {
+        number: u64,
+        digest: String,
+        step: String,
+    },
     /// Answered by the end of the action.
     Cancel {
         number: u64,
     },
     Report(Box<Progress>),
+    /// Answered by `RunRecorded`.
+    RecordRun(Box<RunRecord>),
     /// Another candidate should try: it failed here too often.
     Resign,
     Log(LogLine),
@@ -172,6 +197,14 @@ enum Phase {
         until: Moment,
     },
     Waving {
+        number: u64,
+    },
+    /// The next wave waits for a condition. It is requested again with each newer view, and then.
+    Awaiting {
+        again_at: Moment,
+        why: String,
+    },
+    Recording {
         number: u64,
     },
     Acting {
@@ -206,6 +239,8 @@ enum Cancelled {
 #[derive(Clone, Debug, PartialEq)]
 struct Job {
     digest: String,
+    /// Of the definition: an earlier one than ours, if it applies to later ones.
+    release: Triple,
     from: Option<Release>,
     /// The gate's epoch after this term's step.
     stepped: Option<u64>,
@@ -215,6 +250,12 @@ struct Job {
     /// Repairs drift: after a failure it is retried when the next period is due.
     periodic: bool,
     wave: u32,
+    /// When the wait for a condition before `wave` has lasted too long.
+    awaited_until: Option<Moment>,
+    /// How many steps of a chain are known to be on record: the next one.
+    step: usize,
+    /// This one was carried out, and may not be on record yet.
+    carried_out: Option<usize>,
     attempt: u32,
     /// The action has succeeded, and the gate is to be completed.
     ran: bool,
@@ -249,6 +290,11 @@ pub struct Run {
     /// The blocking releases that were logged last.
     named: BTreeSet<String>,
     reporting: Reporting,
+    recording: Recording,
+    /// The action that was running when the term ended.
+    ending: Option<u64>,
+    /// As of the last input.
+    wall: WallTime,
     /// It gives up the term once its last failure is reported: nothing of a term can be reported afterwards.
     resigning: bool,
     tally: Tally,
@@ -273,6 +319,9 @@ impl Run {
             numbers: 0,
             named: BTreeSet::new(),
             reporting: Reporting::default(),
+            recording: Recording::default(),
+            ending: None,
+            wall: WallTime(0),
             resigning: false,
             tally: Tally::default(),
         }
@@ -288,38 +337,55 @@ impl Run {
     /// Continues after a crash. `acting`: the action that still runs. Open requests are repeated, which all of them allow.
     pub fn recover(&mut self, acting: Option<u64>) {
         self.reporting.forget();
+        self.recording.forget();
         match &mut self.phase {
             // Whether the action received the cancellation is unknown: it is cancelled again.
             Phase::Acting { number, cancelled, .. } if acting == Some(*number) => *cancelled = None,
-            Phase::Acting { .. } | Phase::Stepping { .. } | Phase::Waving { .. } => self.reconsider(),
+            Phase::Acting { .. } => {
+                self.recording.not_begun();
+                self.reconsider();
+            }
+            Phase::Stepping { .. } | Phase::Waving { .. } | Phase::Recording { .. } => self.reconsider(),
             _ => {}
         }
     }
 
     /// Applies an input and returns effects.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Out) {
+        self.wall = wall;
         match input {
             Input::View(view) => self.observe(view, out),
             Input::Stepped { number, result } => self.stepped(now, wall, number, result, out),
             Input::Waved { number, result } => self.waved(now, wall, number, result, out),
-            Input::Acted { number, outcome, output } => self.acted(now, wall, (number, outcome, output), out),
+            Input::Recorded { number, result } => self.recorded(now, wall, number, result, out),
+            Input::Acted { number, ended } => self.acted(now, wall, number, *ended, out),
+            Input::RunRecorded { decided } => self.recording.answered(now, decided),
             Input::Reported { ok } => {
                 self.reporting.answered(ok);
                 self.reported(ok, out);
             }
             Input::Woke => {}
-            Input::Ended => self.end(out),
+            Input::Ended => self.end(now, out),
         }
         self.advance(now, out);
         self.report(now, wall, out);
+        out.extend(self.recording.next(now).map(|record| Effect::RecordRun(Box::new(record))));
     }
 
+    /// The release of the definition that its effects concern.
+    pub fn applies(&self) -> Triple {
+        self.job.as_ref().map_or(self.who.release.triple, |job| job.release)
+    }
     pub fn who(&self) -> &Runner {
         &self.who
     }
     /// Whether none of its work is running. Only after its term has ended.
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
+    }
+    /// Whether no run is in progress, and the cluster has decided about every record.
+    pub fn is_recorded(&self) -> bool {
+        self.recording.is_complete()
     }
     pub fn tally(&self) -> &Tally {
         &self.tally
@@ -330,12 +396,13 @@ impl Run {
             Phase::Deciding { until, .. } | Phase::Settling { until } => Some(*until),
             Phase::Acting { deadline, cancelled: None, .. } => *deadline,
             Phase::Retrying { at, .. } => Some(*at),
+            Phase::Awaiting { again_at, .. } => Some(*again_at),
             Phase::Kept { next } => *next,
             _ => None,
         };
         // Without a view there is nothing to decide.
         let phase = phase.filter(|_| self.current().is_some());
-        [phase, self.reporting.wake_at()].into_iter().flatten().min()
+        [phase, self.reporting.wake_at(), self.recording.wake_at()].into_iter().flatten().min()
     }
 
     /// The newest view, unless it predates this term, whose token is its first log index.
@@ -352,9 +419,17 @@ impl Run {
         self.phase = Phase::Deciding { after: Revision(0), until: Moment(0) };
     }
 
-    fn end(&mut self, out: &mut Out) {
-        if let Phase::Acting { number, cancelled: None, .. } = self.phase {
-            out.push(Effect::Cancel { number });
+    fn end(&mut self, now: Moment, out: &mut Out) {
+        match self.phase {
+            // How it ends is recorded, if the term still counts then.
+            Phase::Acting { number, cancelled, .. } => {
+                self.ending = Some(number);
+                if cancelled.is_none() {
+                    out.push(Effect::Cancel { number });
+                }
+            }
+            Phase::Ended => {}
+            _ => self.recording.ends(now, RunOutcome::TermEnded, RunExit::default(), ("", "")),
         }
         self.phase = Phase::Ended;
     }
@@ -374,7 +449,11 @@ impl Run {
                 out.push(Effect::Cancel { number: *number });
             }
             // Their result is evaluated when it arrives.
-            Phase::Acting { .. } | Phase::Stepping { .. } | Phase::Waving { .. } | Phase::Ended => {}
+            Phase::Acting { .. }
+            | Phase::Stepping { .. }
+            | Phase::Waving { .. }
+            | Phase::Recording { .. }
+            | Phase::Ended => {}
             Phase::Retrying { .. } | Phase::Settling { .. } | Phase::Failed { .. } if !superseded && !again => {}
             Phase::Deciding { .. } => {}
             _ => self.reconsider(),
@@ -397,7 +476,7 @@ impl Run {
                 }
                 self.reconsider();
             }
-            Phase::Retrying { at, .. } if *at <= now => self.reconsider(),
+            Phase::Retrying { at, .. } | Phase::Awaiting { again_at: at, .. } if *at <= now => self.reconsider(),
             Phase::Kept { next: Some(next) } if *next <= now => self.reconsider(),
             Phase::Acting { number, deadline: Some(deadline), cancelled: cancelled @ None } if *deadline <= now => {
                 *cancelled = Some(Cancelled::TimedOut);
@@ -443,12 +522,20 @@ impl Run {
         let objects = self.view.as_ref().and_then(|v| v.definition.as_ref()).is_some_and(is_object_set);
         let all = self.view.as_ref().map_or(1, |view| waves(view));
         let wave = self.job.as_ref().filter(|_| objects).map(|job| ((job.wave + 1).min(all), all));
-        let Described { phase, reason, message } = described;
+        let Described { phase, reason, mut message } = described;
+        let definition = self.view.as_ref().and_then(|view| view.definition.as_ref());
+        let steps = definition.map(|definition| &definition.action);
+        if let (Some(Action::Chain(steps)), Some(job), ReconcilerPhase::Running) = (steps, &self.job, phase)
+            && let Some(step) = steps.get(job.step)
+        {
+            message = format!("step {}, {} of {}: {message}", step.name, job.step + 1, steps.len());
+        }
+        let earlier = definition.map(|d| &d.release).filter(|release| release.triple != self.who.release.triple);
         Progress {
             reconciler: self.who.reconciler.clone(),
             term: self.who.term,
             node: self.who.node,
-            release: self.who.release.clone(),
+            release: earlier.unwrap_or(&self.who.release).clone(),
             phase: phase.into(),
             reason,
             message,
@@ -466,7 +553,7 @@ impl Run {
     fn has_equal(&self) -> bool {
         let ours = self.who.release.triple;
         let others = self.view.iter().flat_map(|view| &view.candidates);
-        others.into_iter().any(|c| c.release.triple == ours && c.member != self.who.member)
+        others.into_iter().any(|c| c.release.triple == ours && c.lacks.is_empty() && c.member != self.who.member)
     }
 }
 
@@ -479,6 +566,9 @@ fn is_object_set(definition: &Definition) -> bool {
     matches!(definition.action, Action::Objects(_))
 }
 
+#[cfg(test)]
+#[path = "chain_tests.rs"]
+mod chain_tests;
 #[cfg(test)]
 #[path = "run_scenario_tests.rs"]
 mod scenario;

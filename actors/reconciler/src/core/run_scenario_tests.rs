@@ -37,6 +37,7 @@ pub(super) struct Scenario {
     pub view: RunnerView,
     pub effects: Vec<Effect>,
     pub reports: Vec<Progress>,
+    pub records: Vec<RunRecord>,
 }
 
 impl Scenario {
@@ -62,14 +63,17 @@ impl Scenario {
             candidates: vec![],
             choice: Default::default(),
             pinned: None,
+            timing: Default::default(),
             hold: None,
             path: Some(path.into()),
             blockers: vec![],
             blockers_in_all: 0,
             retries: 0,
             waves: 3,
+            steps_done: 0,
+            records_runs: true,
         };
-        Self { run: Run::new(who, 3), now: Moment(1_000_000), view, effects: vec![], reports: vec![] }
+        Self { run: Run::new(who, 3), now: Moment(1_000_000), view, effects: vec![], reports: vec![], records: vec![] }
     }
     pub(super) fn receive(&mut self, input: Input) {
         let mut out = Vec::new();
@@ -80,6 +84,10 @@ impl Scenario {
                 Effect::Report(progress) => {
                     self.reports.push(*progress);
                     self.receive(Input::Reported { ok: true });
+                }
+                Effect::RecordRun(record) => {
+                    self.records.push(*record);
+                    self.receive(Input::RunRecorded { decided: true });
                 }
                 other => self.effects.push(other),
             }
@@ -140,8 +148,20 @@ impl Scenario {
             Effect::Wave { number, .. } => {
                 self.receive(Input::Waved { number, result: result.map(|()| Waved::default()) })
             }
+            Effect::Record { number, .. } => {
+                self.receive(Input::Recorded { number, result: result.map(|()| Recorded::default()) })
+            }
             other => panic!("{other:?}"),
         }
+    }
+    /// The step of this name is asked to be recorded, and is.
+    pub(super) fn records(&mut self, expected: &str) {
+        let Effect::Record { number, step, .. } = self.only() else { panic!("{:?}", self.effects) };
+        assert_eq!(step, expected);
+        self.view.steps_done += 1;
+        self.view.revision = self.view.revision.next();
+        let recorded = Recorded { revision: self.view.revision };
+        self.receive(Input::Recorded { number, result: Ok(recorded) });
     }
     pub(super) fn acts(&mut self) -> (u64, Work) {
         match self.only() {
@@ -150,7 +170,8 @@ impl Scenario {
         }
     }
     pub(super) fn end(&mut self, number: u64, outcome: Outcome) {
-        self.receive(Input::Acted { number, outcome, output: "out".into() });
+        let ended = Ended { head: "begin".into(), output: "out".into(), ..outcome.into() };
+        self.receive(Input::Acted { number, ended: Box::new(ended) });
     }
     pub(super) fn fails(&mut self, text: &str) {
         let (number, _) = self.acts();

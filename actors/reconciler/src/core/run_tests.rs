@@ -95,7 +95,7 @@ fn waves_follow_each_other_only_after_success() {
         let Effect::Wave { number, wave: asked, .. } = scenario.only() else { panic!() };
         assert_eq!(asked, wave);
         let fails = !errors.is_empty();
-        scenario.receive(Input::Waved { number, result: Ok(Waved { errors, errors_in_all: 0 }) });
+        scenario.receive(Input::Waved { number, result: Ok(Waved { errors, ..Waved::default() }) });
         if fails {
             scenario.nothing();
             assert_eq!(scenario.run.progress(WallTime(0)).wave, Some((2, 3)));
@@ -103,6 +103,49 @@ fn waves_follow_each_other_only_after_success() {
         }
     }
     scenario.grant(GateStep::Complete, true);
+}
+
+#[test]
+fn wave_that_waits_is_asked_for_again_until_its_time_is_over() {
+    let mut scenario = Scenario::new(Action::Objects(vec![]), GatePath::First);
+    scenario.view.definition.as_mut().unwrap().settle_ms = 0;
+    scenario.unchanged_view();
+    let answer = |scenario: &mut Scenario, wave: u32, waiting: Option<&str>| {
+        let Effect::Wave { number, wave: asked, .. } = scenario.only() else { panic!() };
+        assert_eq!(asked, wave);
+        let waved = Waved { waiting: waiting.map(str::to_owned), ..Waved::default() };
+        scenario.receive(Input::Waved { number, result: Ok(waved) });
+    };
+    answer(&mut scenario, 0, None);
+    answer(&mut scenario, 1, Some("it is not ready"));
+    scenario.is("waiting", "condition");
+    scenario.nothing();
+    assert_eq!(scenario.run.progress(WallTime(0)).message, "it is not ready");
+    // Each newer view, and at the latest after 10 s.
+    scenario.unchanged_view();
+    answer(&mut scenario, 1, Some("it is not ready"));
+    scenario.pass(9_999);
+    scenario.nothing();
+    scenario.pass(1);
+    answer(&mut scenario, 1, Some("it is not ready"));
+    assert_eq!(scenario.run.progress(WallTime(0)).attempt, 1, "it is one attempt");
+    // A minute after the wait began.
+    for _ in 0..5 {
+        scenario.pass(10_000);
+        answer(&mut scenario, 1, Some("it is not ready"));
+    }
+    let failed = scenario.run.progress(WallTime(0));
+    assert_eq!(failed.consecutive_failures, 1);
+    assert!(failed.last_error.unwrap().contains("it has waited for 60s"));
+    // The next attempt begins with the same wave, and another minute.
+    scenario.pass(1_000);
+    answer(&mut scenario, 1, Some("it is not ready"));
+    scenario.is("waiting", "condition");
+    scenario.unchanged_view();
+    answer(&mut scenario, 1, None);
+    answer(&mut scenario, 2, None);
+    scenario.grant(GateStep::Complete, true);
+    scenario.is("idle", "done");
 }
 
 #[test]
@@ -304,7 +347,8 @@ fn failing_runner_resigns_only_for_an_equal_candidate() {
     let candidate = |member: &str, release: &str| CandidateView {
         node: None,
         member: member.into(),
-        release: release.parse().unwrap(),
+        release: serde_json::from_value(release.into()).unwrap(),
+        lacks: Vec::new(),
         revision: Revision(1),
     };
     for (other, resigns) in [("2.0.0+other", true), ("1.0.0", false)] {
@@ -329,6 +373,7 @@ fn runner_resigns_after_its_last_failure_is_reported() {
             node: None,
             member: member.into(),
             release: "2.0.0".parse().unwrap(),
+            lacks: Vec::new(),
             revision: Revision(1),
         });
         scenario.change_view(|view| view.candidates = both.to_vec());
@@ -341,7 +386,8 @@ fn runner_resigns_after_its_last_failure_is_reported() {
         scenario.pass(300);
         let (number, _) = scenario.acts();
         let mut out = Vec::new();
-        let input = Input::Acted { number, outcome: Outcome::Failed("last".into()), output: "a\n\nb\n".into() };
+        let ended = Ended { output: "a\n\nb\n".into(), ..Outcome::Failed("last".into()).into() };
+        let input = Input::Acted { number, ended: Box::new(ended) };
         scenario.run.step(scenario.now, WallTime(0), input, &mut out);
         let reported = out.iter().find_map(|effect| match effect {
             Effect::Report(progress) => Some((progress.consecutive_failures, progress.last_error.clone())),

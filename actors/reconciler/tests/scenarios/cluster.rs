@@ -1,7 +1,8 @@
 //! The judge as a cluster that answers over a network: a millisecond each way, watches, expiry by its own clock. And the
 //! harness of all actors that use it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::pending;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -64,12 +65,24 @@ pub struct Network {
     judge: Arc<Mutex<Judge>>,
     news: Arc<watch::Sender<Revision>>,
     cuts: Arc<Mutex<BTreeMap<String, Arc<AtomicBool>>>>,
+    /// What happens to the next records of runs; the others arrive.
+    records: Arc<Mutex<VecDeque<Travel>>>,
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Travel {
+    Lost,
+    AnswerLost,
+    Late(Duration),
+    /// It arrives, and after this time once more.
+    Again(Duration),
 }
 
 impl Network {
     fn new() -> Self {
         let judge = Arc::new(Mutex::new(Judge::founded()));
-        Self { judge, news: Arc::new(watch::Sender::new(Revision(0))), cuts: Arc::default() }
+        Self { judge, news: Arc::new(watch::Sender::new(Revision(0))), cuts: Arc::default(), records: Arc::default() }
     }
     async fn expires_leases(self) {
         loop {
@@ -93,6 +106,10 @@ impl Network {
     pub fn link(&self, member: &str) -> Arc<Link> {
         let cut = Arc::clone(self.cuts.lock().unwrap().entry(member.to_owned()).or_default());
         Arc::new(Link { network: self.clone(), cut })
+    }
+    /// The next records of runs travel like this.
+    pub fn records_travel(&self, like: impl IntoIterator<Item = Travel>) {
+        self.records.lock().unwrap().extend(like);
     }
     /// Connects or disconnects a member.
     pub fn cut(&self, member: &str, cut: bool) {
@@ -190,7 +207,26 @@ impl Cluster for Link {
             {
                 network.after(*seen, *wait_ms).await;
             }
+            let travel = match &request {
+                R::RecordRun { .. } => network.records.lock().unwrap().pop_front(),
+                _ => None,
+            };
+            match travel {
+                Some(Travel::Lost) => pending().await,
+                Some(Travel::Late(delay)) => sleep(delay).await,
+                Some(Travel::Again(delay)) => {
+                    let (network, request) = (network.clone(), request.clone());
+                    tokio::spawn(async move {
+                        sleep(delay).await;
+                        let _unread = network.with(|judge| judge.reconcile(request));
+                    });
+                }
+                _ => {}
+            }
             let answer = network.with(|judge| judge.reconcile(request));
+            if let Some(Travel::AnswerLost) = travel {
+                pending::<()>().await;
+            }
             back.await?;
             answer
         };

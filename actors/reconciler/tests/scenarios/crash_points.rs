@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use muster_kernel::Fuse;
-use muster_messages::{GateState, ReconcilerChange};
+use muster_messages::{GateState, ReconcilerChange, word};
 use muster_testkit::at_every_point;
 use tokio::time::{Instant, sleep};
 
@@ -78,6 +78,10 @@ async fn both_are_done(path: &str, fuse: Fuse) {
     let node = world.doomed("n1", "1.0.0", &commands, path, &fuse).await;
     for name in ["schema", "things"] {
         world.until("the reconciler is done", |judge| is_done(judge, name, "1.0.0")).await;
+    }
+    if !may_give_up_its_term(path) {
+        let done = |judge: &Judge, name: &str| judge.runs(name).iter().map(|run| word(&run.outcome)).eq(["done"]);
+        world.until("each is on record once", |judge| ["schema", "things"].iter().all(|name| done(judge, name))).await;
     }
     let terms = |judge: &Judge| ["schema", "things"].map(|name| judge.runner(name).map(|(_, term)| term.0));
     let first = world.with(|judge| terms(judge));

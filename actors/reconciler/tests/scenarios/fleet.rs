@@ -29,6 +29,8 @@ pub struct Commands(Arc<Mutex<Ledger>>);
 pub struct Ledger {
     /// Node, token and attempt of each command that was begun.
     pub begun: Vec<(String, u64, u32)>,
+    /// The steps of chains that were begun.
+    pub steps: Vec<String>,
     pub at_work: BTreeMap<String, u64>,
     /// Commands that were ended early.
     pub ended_early: usize,
@@ -88,6 +90,7 @@ impl CommandRunner for Here {
                 }
                 let attempt = order.env["MUSTER_ATTEMPT"].parse().unwrap();
                 ledger.begun.push((node.clone(), token, attempt));
+                ledger.steps.extend(order.env.get("MUSTER_STEP").cloned());
                 ledger.env = order.env;
                 assert!(ledger.at_work.is_empty(), "two at once: {:?} and one on {node}", ledger.at_work);
                 ledger.at_work.insert(node.clone(), token);
@@ -113,7 +116,7 @@ impl CommandRunner for Here {
                         CommandExit::Signal(15)
                     }
                 };
-                CommandEnd { exit, output: "said something".to_owned() }
+                CommandEnd { exit, head: "said".to_owned(), output: "said something".to_owned() }
             })
         }
         .boxed()

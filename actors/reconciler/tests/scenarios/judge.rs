@@ -11,7 +11,7 @@ use muster_messages::{
     Change, ClusterId, ClusterRecord, Command, CommandRefusal, Definition, DefinitionKey, ErrorBody, ErrorCode,
     FEATURE_LEVEL, FencingToken, Gate, Generation, Incarnation, LeaseView, Liveness, ManagedKey, Moment, NodeId,
     NodeRecord, ObjectKey, Participant, ParticipantPhase, Principal, Progress, ReconcilerChange, Release, Revision,
-    Role, Secret, Tables, Triple, Uid, WallTime, runner_lease,
+    Role, RunView, Secret, Tables, Triple, Uid, WallTime, runner_lease,
 };
 use muster_store::apply;
 use muster_store::invariants::{check, check_step};
@@ -208,12 +208,20 @@ impl Judge {
                 let epoch = self.tables.reconcilers.epoch_of(&name);
                 Ok(json!({"epoch": epoch, "revision": self.tables.revision}).to_string())
             }
+            R::StepDone { name, release, digest, term, step } => {
+                self.change(ReconcilerChange::StepDone { reconciler: name, release, digest, term, step })?;
+                Ok(json!({"revision": self.tables.revision}).to_string())
+            }
             R::Wave { name, release, digest, term, wave } => {
                 self.wave(&name, release, &digest, term, wave).map(|v| v.to_string())
             }
             R::Progress { progress } => {
                 self.change(ReconcilerChange::Progress(Box::new(progress.clone())))?;
                 self.progress.insert(progress.reconciler.clone(), progress);
+                Ok("{}".to_owned())
+            }
+            R::RecordRun { record } => {
+                self.change(ReconcilerChange::RecordRun(record))?;
                 Ok("{}".to_owned())
             }
             R::Status { name, .. } => {
@@ -229,6 +237,11 @@ impl Judge {
             }
             other => panic!("unexpected request {other:?}"),
         }
+    }
+
+    /// The runs on record.
+    pub fn runs(&self, name: &str) -> Vec<RunView> {
+        muster_gates::runs(&self.tables, name).map_or_else(Vec::new, |runs| runs.items)
     }
 
     pub fn view(&self, name: &str, release: Triple) -> RunnerView {

@@ -12,3 +12,5 @@ mod fleet;
 mod histories;
 mod judge;
 mod nodes;
+mod records;
+mod releases;

@@ -44,7 +44,7 @@ fn agent_is_sent_its_workloads_when_they_change() {
 fn request_for_a_workload_carries_the_nodes_certificate() {
     let mut w = World::new();
     w.open();
-    let request = WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: vec![7] };
+    let request = WorkloadRequest::certificate("shop/web".parse().unwrap(), vec![0x30, 7]);
     // Not passed on: the leader may be of an earlier release, and could not decode it. And not refused for good, although this manager knows
     // neither the node nor any workload: it may lag behind.
     let known = known(Role::Worker, 3, Liveness::Ready);

@@ -7,22 +7,25 @@
 //!             RELEASE-5  there is no gate before a run has succeeded, and only objects that the gate leads to are written.
 //!             RELEASE-6  an unreadable gate admits no participant and no runner.
 //!             RELEASE-7  a participant's record is deleted with its lease.
-//! RELEASE-8 and RELEASE-9: see `runs.rs`.
+//!             RELEASE-12 an object of a wave, and the deletions after the last one, are written only while the conditions of all
+//!                        earlier waves hold.
+//! RELEASE-8 and RELEASE-9: see `runs.rs`; RELEASE-10 and RELEASE-11: see `records.rs`.
 //! Why all of this is checked here: an admission and a restriction decided at the same time are applied one after the
 //! other, and the second one sees the first.
 
 use muster_messages::wire::MAX_BLOCKERS;
 use muster_messages::{
-    CANDIDATES_SCOPE, Controls, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, Gate, GateEntry, GatePath,
-    GateState, GateStep, MEMBERS_NAMESPACE, ManagedKey, ManagedObject, ObjectKey, Participant, ParticipantKey,
-    ParticipantPhase, Principal, Progress, RECONCILER_LABEL, RECONCILERS_LEVEL, RUNNERS_NAMESPACE, ReconcilerChange,
-    Triple, candidates_scope, runner_lease,
+    Action, CANDIDATES_SCOPE, Controls, Definition, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, Gate,
+    GateEntry, GatePath, GateState, GateStep, MEMBERS_NAMESPACE, ManagedKey, ManagedObject, ObjectKey, Participant,
+    ParticipantKey, ParticipantPhase, Principal, Progress, RECONCILER_LABEL, RUNNERS_NAMESPACE, ReconcilerChange,
+    Triple, Unmet, candidates_scope, runner_lease,
 };
 
 use super::*;
 use crate::guards::{expected, lease_of, not_found, object};
 
 mod operators;
+mod records;
 pub(crate) mod runs;
 
 /// Releases of one reconciler whose definitions are kept.
@@ -31,8 +34,9 @@ const MAX_RELEASES: usize = 64;
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerChange) -> Result<(), CommandRefusal> {
     use ReconcilerChange as R;
     let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
-    if level < RECONCILERS_LEVEL {
-        return Err(CommandRefusal::FeatureLevel { needs: RECONCILERS_LEVEL, level });
+    let needs = change.needs_level();
+    if level < needs {
+        return Err(CommandRefusal::FeatureLevel { needs, level });
     }
     match change {
         R::Define { definition, replace } => define(tables, stamp, definition, *replace),
@@ -73,6 +77,11 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerCh
         R::Repair { reconciler, epoch } => operators::repair(tables, stamp, reconciler, *epoch),
         R::ForceFloor { reconciler, floor } => operators::force_floor(tables, stamp, reconciler, *floor),
         R::DeleteGate { reconciler } => operators::delete_gate(tables, stamp, reconciler),
+        R::StepDone { reconciler, release, digest, term, step } => {
+            let by = Runner { reconciler, release: *release, digest, term: *term };
+            records::step_done(tables, stamp, &by, step)
+        }
+        R::RecordRun(run) => records::record_run(tables, stamp, run),
     }
 }
 
@@ -83,6 +92,7 @@ fn define(
     replace: bool,
 ) -> Result<(), CommandRefusal> {
     let key = definition.key();
+    tables.records.check_chain(definition).map_err(CommandRefusal::Held)?;
     let all = &mut tables.reconcilers;
     let text = |d: &muster_messages::Definition| format!("{} {} ({})", d.reconciler, d.release, short(&d.digest));
     let old = all.definitions.get(&key).cloned();
@@ -152,6 +162,7 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<()
     }
     all.changed = stamp.at;
     runs::forget(tables, reconciler);
+    records::forget(tables, reconciler);
     let was = format!("{reconciler}, {} definitions", keys.len());
     stamp.log(tables, EventKind::Gate, None, Some(was), None);
     Ok(())
@@ -370,7 +381,7 @@ fn step(
     let path = match (step, at_work) {
         // A step in progress is completed even if an operator has paused it since: half of it is worse than all of it.
         (GateStep::Complete, true) => GatePath::Open,
-        _ => all.way(&definition).map_err(CommandRefusal::Held)?,
+        _ => tables.way(&definition).map_err(CommandRefusal::Held)?,
     };
     let blocked = || {
         let mut blockers = all.blockers(reconciler, &definition.scope, definition.release.triple, definition.floor);
@@ -391,6 +402,9 @@ fn step(
         return Ok(());
     }
     expected(epoch == actual, || format!("the gate of {reconciler} is at epoch {actual}, not {epoch}"))?;
+    if step == GateStep::Complete {
+        records::check_complete(tables, &definition)?;
+    }
     let done = |why: &str| GateEntry {
         epoch: 0,
         state: GateState::Done,
@@ -484,8 +498,12 @@ fn apply_object(
     object: Option<&DesiredObject>,
 ) -> Result<(), CommandRefusal> {
     in_force(tables, stamp, by.reconciler, by.term)?;
-    let definition = by.definition(tables)?.key();
+    let found = by.definition(tables)?;
+    let definition = found.key();
     expected(leads(tables, &definition)?, || format!("the gate of {} does not lead to {}", by.reconciler, by.release))?;
+    if let Some(unmet) = unmet_before(tables, &found, key, object) {
+        return Err(stale(unmet.to_string()));
+    }
     let there = tables.reconcilers.objects.get(key);
     let others = there.is_some_and(|there| there.owner.as_deref() != Some(by.reconciler));
     match (object, there) {
@@ -499,6 +517,23 @@ fn apply_object(
         (Some(object), _) => put_object(tables, stamp, object, Some(by)),
     }
     Ok(())
+}
+
+/// RELEASE-12. The condition on which this write waits: the definition says in which wave the object is, whatever was asked for.
+fn unmet_before(
+    tables: &Tables,
+    definition: &Definition,
+    key: &ManagedKey,
+    object: Option<&DesiredObject>,
+) -> Option<Unmet> {
+    if definition.options.wave_conditions.is_empty() {
+        return None;
+    }
+    let Action::Objects(objects) = &definition.action else { return None };
+    let listed = objects.iter().find(|listed| listed.key == *key).map(|listed| listed.wave);
+    // What the definition does not list is deleted after everything else.
+    let wave = object.and(listed).unwrap_or(u32::MAX);
+    definition.unmet_before(wave, &tables.reconcilers.objects)
 }
 
 /// Whether a definition may be applied now: its gate leads to it, or has reached it; before the first run, no incompatible

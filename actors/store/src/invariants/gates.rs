@@ -1,8 +1,14 @@
 //! Invariants of gates and participants.
 
-use muster_messages::{Gate, GateState, ParticipantPhase, RUNS_LEVEL, Reconcilers, Tables};
+use muster_messages::{
+    Action, DefinitionKey, Gate, GateState, MAX_RUN_BYTES, MAX_RUNS, ParticipantPhase, RUNS_LEVEL, ReconcilerRecords,
+    Reconcilers, Tables,
+};
 
-use super::{CheckResult, RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, RELEASE_9, REVISION_1, holds};
+use super::{
+    CheckResult, RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, RELEASE_9, RELEASE_10, RELEASE_11, REVISION_1,
+    holds,
+};
 
 pub(super) fn check(tables: &Tables) -> CheckResult {
     let all = &tables.reconcilers;
@@ -33,6 +39,45 @@ pub(super) fn check(tables: &Tables) -> CheckResult {
         let defeated = crate::changes::defeated_finalizations(all);
         holds(defeated.is_empty(), RELEASE_9, || format!("finalizations stand against serving members: {defeated:?}"))?;
     }
+    check_runs(&tables.records)
+}
+
+fn check_runs(records: &ReconcilerRecords) -> CheckResult {
+    let mut sum = 0;
+    for (name, runs) in &records.runs {
+        let numbers: Vec<u64> = runs.runs.iter().map(|run| run.number).collect();
+        let sound = numbers.is_sorted() && numbers.last().is_none_or(|last| *last == runs.last);
+        holds(sound && numbers.len() <= MAX_RUNS, RELEASE_11, || format!("{name} has the runs {numbers:?}"))?;
+        sum += runs.runs.iter().map(|run| run.bytes()).sum::<u64>();
+    }
+    holds(sum == records.run_bytes && sum <= MAX_RUN_BYTES, RELEASE_11, || {
+        format!("{} bytes of runs are counted, and {sum} are there", records.run_bytes)
+    })
+}
+
+/// RELEASE-10, over one entry.
+fn check_chains(before: &Tables, after: &Tables) -> CheckResult {
+    for (name, new) in &after.records.chains {
+        let old = before.records.chains.get(name).map(|chain| chain.steps.as_slice()).unwrap_or_default();
+        let grown = new.steps.len() <= old.len() + 1 && new.steps.starts_with(old);
+        holds(grown, RELEASE_10, || format!("{name}: {:?} after {old:?}", new.steps))?;
+    }
+    for (name, gate) in &after.reconcilers.gates {
+        let was = before.reconcilers.gates.get(name).map(|gate| &gate.now);
+        let by_a_runner = was.is_none_or(|was| was.state == GateState::Working && gate.now.term >= was.term);
+        if !by_a_runner || gate.now.state != GateState::Done || gate.now.why.starts_with("repaired") {
+            continue;
+        }
+        let definition = after
+            .reconcilers
+            .definitions
+            .get(&DefinitionKey { reconciler: name.clone(), release: gate.now.reconciled.triple });
+        let applied = definition.filter(|definition| definition.digest == gate.now.digest);
+        if let Some(Action::Chain(steps)) = applied.map(|definition| &definition.action) {
+            let done = after.records.steps_done(name);
+            holds(done >= steps.len(), RELEASE_10, || format!("{name} is done with {done} of {} steps", steps.len()))?;
+        }
+    }
     Ok(())
 }
 
@@ -55,7 +100,11 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
         let (old, new) = (was.epoch_of(name), is.epoch_of(name));
         holds(new >= old, RELEASE_4, || format!("{name}: epoch {new} after {old}: it was forgotten"))?;
     }
-    if single { admissions(was, is) } else { Ok(()) }
+    if single {
+        check_chains(before, after)?;
+        admissions(was, is)?;
+    }
+    Ok(())
 }
 
 fn by_a_runner(name: &str, old: &Gate, new: &Gate) -> CheckResult {

@@ -10,14 +10,17 @@ use crate::world::*;
 mod attacked;
 mod by_hand;
 mod random;
+pub mod records;
 pub mod runs;
 mod terms;
+mod waits;
 
 const NAME: &str = "schema";
 const SCOPE: &str = "db";
 
+/// As a record has it: of an earlier build, with a suffix.
 fn release(text: &str) -> Release {
-    text.parse().unwrap()
+    serde_json::from_value(text.into()).unwrap()
 }
 fn triple(text: &str) -> Triple {
     text.parse().unwrap()
@@ -131,7 +134,7 @@ impl Gated {
     }
     fn way(&self, of: &str) -> Result<GatePath, Hold> {
         let key = DefinitionKey { reconciler: NAME.to_owned(), release: triple(of) };
-        self.all().way(&self.all().definitions[&key])
+        self.0.tables.way(&self.all().definitions[&key])
     }
     fn apply(&self, of: &str, term: FencingToken, name: &str, there: bool) -> ReconcilerChange {
         ReconcilerChange::Apply {

@@ -80,6 +80,10 @@ fn record(level: u32) -> Log {
         replay(&mut tables, &recorded);
         log.entries.push(recorded);
     }
+    if level >= DEFINITIONS_LEVEL {
+        log.entries
+            .extend(crate::gates::records::commands(tables).iter().map(|c| Recorded::Command(encode(c).unwrap())));
+    }
     log.digests = digests(&log);
     log
 }
@@ -89,7 +93,7 @@ fn digests(log: &Log) -> Vec<u64> {
     let mut digests = Vec::new();
     for (n, recorded) in log.entries.iter().enumerate() {
         replay(&mut tables, recorded);
-        if (n + 1).is_multiple_of(DIGEST_EVERY) {
+        if (n + 1).is_multiple_of(DIGEST_EVERY) || n >= ENTRIES {
             digests.push(digest(&tables));
         }
     }
@@ -101,6 +105,9 @@ fn digests(log: &Log) -> Vec<u64> {
         let Autolock { version, seals, .. } = &tables.autolock;
         assert!(*version > Revision(0) && !seals.is_empty(), "an unlock key, and reports of it");
         assert!(tables.workloads.changed > Revision(0), "a workload");
+    }
+    if log.entries[0] == founding(DEFINITIONS_LEVEL) {
+        assert!(!tables.records.chains.is_empty() && tables.records.run_bytes > 0, "a step of a chain, and a run");
     }
     digests
 }
@@ -133,6 +140,11 @@ fn a_log_of_level_two_leads_to_the_recorded_states() {
 #[test]
 fn a_log_of_level_three_leads_to_the_recorded_states() {
     golden(3);
+}
+
+#[test]
+fn a_log_of_level_five_leads_to_the_recorded_states() {
+    golden(5);
 }
 
 #[test]

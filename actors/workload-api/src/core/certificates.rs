@@ -221,13 +221,13 @@ impl Certificates {
     }
 
     /// The workloads whose certificates are to be signed now. `wanted`: those of open streams. An entry that was removed and set again
-    /// is among them while its streams are not decided about.
+    /// is among them while its streams are not decided about. `others`: requests in flight that are not for certificates.
     pub fn plan(
         &mut self,
-        now: Moment,
-        wall: WallTime,
+        (now, wall): (Moment, WallTime),
         view: &View,
         wanted: &BTreeSet<WorkloadName>,
+        others: usize,
     ) -> Vec<(SignId, WorkloadName)> {
         for name in wanted {
             if !self.slots.contains_key(name)
@@ -241,7 +241,7 @@ impl Certificates {
         self.slots.retain(|name, slot| {
             wanted.contains(name) || slot.held.is_some() || slot.signing.is_some() || failed_lately(slot)
         });
-        let mut signing = self.slots.values().filter(|slot| slot.signing.is_some()).count();
+        let mut signing = others + self.in_flight();
         let due = |(name, slot): &(&WorkloadName, &Slot)| {
             let is_free = slot.signing.is_none() && slot.pause.is_over(now);
             is_free && slot.due(wall, &view.roots.keys) <= wall && wanted.contains(name)
@@ -318,6 +318,9 @@ impl Certificates {
         let (name, slot) = self.slots.iter().find(|(_, slot)| slot.awaits(by))?;
         Some((name, slot.failure.is_some()))
     }
+    pub fn in_flight(&self) -> usize {
+        self.slots.values().filter(|slot| slot.signing.is_some()).count()
+    }
     /// The last failure, with its workload.
     pub fn failing(&self) -> impl Iterator<Item = (&WorkloadName, &SignFailure)> {
         self.slots.iter().filter_map(|(name, slot)| Some((name, slot.failure.as_ref()?)))
@@ -325,6 +328,6 @@ impl Certificates {
 }
 
 /// From one wall time to a later one; zero if it is not later.
-fn until(from: WallTime, to: WallTime) -> Duration {
+pub(super) fn until(from: WallTime, to: WallTime) -> Duration {
     Duration::from_millis(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0))
 }

@@ -13,6 +13,7 @@ mod certificates;
 mod matching;
 mod requests;
 mod stream;
+mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,8 +27,10 @@ pub use self::certificates::{
 };
 pub use self::matching::{Facts, Matched, Needs, Wanted, explain, matches};
 pub use self::requests::{REQUEST_BURST, REQUESTS_PER_SECOND, Requests};
-pub use self::stream::{Answer, Denial, Identity, Kind};
-use self::stream::{Decision, Stream};
+pub use self::stream::{Answer, Denial, Identity, IssuedToken, JwtRequest, Kind};
+use self::stream::{Decision, Holdings, Stream};
+pub use self::tokens::{Audience, MAX_TOKENS_OF_WORKLOAD, Token, TokenKey, TokenState, Tokens};
+use crate::jwt::JwtKeys;
 
 /// Open streams of a node. Each costs a few kilobytes, and a look at its process with each change.
 pub const MAX_STREAMS: usize = 1_200;
@@ -50,6 +53,8 @@ pub struct Roots {
     /// Their certificates, DER, one after the other.
     pub der: Vec<u8>,
     pub keys: BTreeSet<KeyId>,
+    /// Their public keys, which verify JWTs.
+    pub jwt_keys: JwtKeys,
 }
 
 /// What the agent knows: see `WorkloadView`.
@@ -94,6 +99,10 @@ pub enum Input {
         by: SignId,
         outcome: Result<Svid, SignFailure>,
     },
+    SignedJwt {
+        by: SignId,
+        outcome: Result<Token, SignFailure>,
+    },
     Woke,
 }
 
@@ -106,6 +115,7 @@ pub enum Effect {
     /// Refuse, or end.
     End(StreamId, Denial),
     Sign(SignId, WorkloadName),
+    SignJwt(SignId, TokenKey),
 }
 
 /// See the header of this file.
@@ -120,6 +130,7 @@ pub struct WorkloadCore {
     /// The workloads of whose certificates open streams make use. It follows from `streams`; `None`: they have changed.
     wanted: Option<BTreeSet<WorkloadName>>,
     certificates: Certificates,
+    tokens: Tokens,
     requests: Requests,
     rng: Rng,
     refused: u64,
@@ -136,6 +147,7 @@ impl WorkloadCore {
             streams: BTreeMap::new(),
             wanted: None,
             certificates: certificates.resume(),
+            tokens: Tokens::default(),
             requests: Requests::default(),
             rng: Rng::seeded(seed),
             refused: 0,
@@ -145,6 +157,9 @@ impl WorkloadCore {
 
     pub fn certificates(&self) -> &Certificates {
         &self.certificates
+    }
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
@@ -168,11 +183,15 @@ impl WorkloadCore {
                 let name = self.certificates.signed(now, wall, (&mut self.rng, &roots.keys), (by, outcome));
                 self.touch_users(now, name.as_slice());
             }
+            Input::SignedJwt { by, outcome } => {
+                let name = self.tokens.signed((now, wall), by, outcome);
+                self.touch_users(now, name.as_slice());
+            }
             Input::Woke => {}
         }
         let expired = self.certificates.expire(wall);
         self.touch_users(now, &expired);
-        self.settle_due(now, out);
+        self.settle_due((now, wall), out);
         self.sign(now, wall, out);
     }
 
@@ -181,13 +200,16 @@ impl WorkloadCore {
         let streams = self.streams.values().filter_map(Stream::wake_at);
         let known = self.view.as_ref().zip(self.wanted.as_ref());
         let certificates = known.and_then(|(view, wanted)| self.certificates.wake_at(now, wall, view, wanted));
-        streams.chain(certificates).min()
+        let tokens = self.tokens.wake_at((now, wall), &self.wanted_tokens());
+        streams.chain(certificates).chain(tokens).min()
     }
 
     fn viewed(&mut self, now: Moment, view: View) {
         self.certificates.view(&view.entries);
+        self.tokens.view(&view.entries);
         if self.view.as_ref().is_none_or(|known| known.roots != view.roots) {
             self.roots_changed += 1;
+            self.tokens.roots_changed();
         }
         self.needs = Needs::of(&view.entries);
         self.view = Some(view);
@@ -258,16 +280,16 @@ impl WorkloadCore {
         self.touch(now, &users);
     }
 
-    fn settle_due(&mut self, now: Moment, out: &mut Vec<Effect>) {
+    fn settle_due(&mut self, (now, wall): (Moment, WallTime), out: &mut Vec<Effect>) {
         let due = self.streams.iter().filter(|(_, stream)| stream.wake_at().is_some_and(|at| at <= now));
         let due: Vec<StreamId> = due.map(|(id, _)| *id).collect();
         for id in due {
-            self.settle(now, id, out);
+            self.settle((now, wall), id, out);
         }
     }
 
     /// The only place that decides what a stream is sent.
-    fn settle(&mut self, now: Moment, id: StreamId, out: &mut Vec<Effect>) {
+    fn settle(&mut self, (now, wall): (Moment, WallTime), id: StreamId, out: &mut Vec<Effect>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if !stream.knows(&self.needs) {
             self.attest(id, out); // an entry names a fact that no entry named before
@@ -280,7 +302,8 @@ impl WorkloadCore {
         if stream.set_matched(matched) {
             self.wanted = None;
         }
-        let decision = stream.decide(now, self.view.as_ref(), self.roots_changed, &self.certificates);
+        let holdings = Holdings { now, wall, certificates: &self.certificates, tokens: &self.tokens };
+        let decision = stream.decide(self.view.as_ref(), self.roots_changed, holdings);
         match decision {
             Decision::Keep => stream.settled(),
             Decision::Send(answer, fingerprint) if stream.is_fresh() => {
@@ -308,13 +331,23 @@ impl WorkloadCore {
     fn sign(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         let Some(view) = &self.view else { return };
         let wanted = self.wanted.get_or_insert_with(|| wanted(&self.streams));
-        let planned = self.certificates.plan(now, wall, view, wanted);
+        let planned = self.certificates.plan((now, wall), view, wanted, self.tokens.in_flight());
         out.extend(planned.into_iter().map(|(by, name)| Effect::Sign(by, name)));
+        // What programs hold is renewed first.
+        let tokens = self.wanted_tokens();
+        let room = MAX_SIGNINGS.saturating_sub(self.certificates.in_flight() + self.tokens.in_flight());
+        let planned = self.tokens.plan((now, wall), &tokens, room);
+        out.extend(planned.into_iter().map(|(by, key)| Effect::SignJwt(by, key)));
+    }
+
+    fn wanted_tokens(&self) -> BTreeSet<TokenKey> {
+        let view = self.view.iter();
+        view.flat_map(|view| self.streams.values().flat_map(move |stream| stream.wanted_tokens(view))).collect()
     }
 }
 
 fn wanted(streams: &BTreeMap<StreamId, Stream>) -> BTreeSet<WorkloadName> {
-    let of_certificates = streams.values().filter(|stream| stream.kind() == Kind::Svids);
+    let of_certificates = streams.values().filter(|stream| *stream.kind() == Kind::Svids);
     let names: BTreeSet<&WorkloadName> =
         of_certificates.flat_map(|stream| stream.matched()).map(|matched| &matched.name).collect();
     names.into_iter().cloned().collect()

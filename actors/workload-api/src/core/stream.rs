@@ -6,26 +6,70 @@
 
 use std::sync::Arc;
 
-use muster_messages::{ClusterId, Moment, WorkloadName};
+use muster_messages::{ClusterId, Moment, WallTime, WorkloadName};
 
-use super::{Certificates, Facts, Matched, Needs, Roots, SignId, State, Svid, View};
+use super::{
+    Audience, Certificates, Facts, Matched, Needs, Roots, SignId, State, Svid, Token, TokenKey, TokenState, Tokens,
+    View,
+};
 
 /// What a client asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Certificates with keys, and the roots.
     Svids,
     /// The roots alone.
     Roots,
+    /// JWTs, once: the first message answers the call.
+    Jwts(JwtRequest),
+}
+
+/// Which JWTs a client asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JwtRequest {
+    /// Never empty.
+    pub audience: Audience,
+    /// Of this identity alone.
+    pub spiffe_id: Option<String>,
+}
+
+impl JwtRequest {
+    /// The tokens of a process' identities that may have some, and that it asked for.
+    fn keys<'a>(&'a self, matched: &'a [Matched], view: &'a View) -> impl Iterator<Item = (&'a Matched, TokenKey)> {
+        let may = move |of: &&Matched| view.entry(&of.name).is_some_and(|entry| entry.jwt);
+        let asked =
+            move |of: &&Matched| self.spiffe_id.as_ref().is_none_or(|id| *id == of.name.spiffe_id(view.cluster));
+        let matched = matched.iter().filter(may).filter(asked);
+        matched.map(move |matched| (matched, (matched.name.clone(), Arc::clone(&self.audience))))
+    }
 }
 
 /// A message: all that a client may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub cluster: ClusterId,
-    /// The first one is the default. Empty in an answer about the roots alone.
+    /// The first one is the default. Empty unless certificates were asked for.
     pub identities: Vec<Identity>,
+    /// Empty unless JWTs were asked for.
+    pub tokens: Vec<IssuedToken>,
     pub roots: Arc<Roots>,
+}
+
+/// The JWT of one identity of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IssuedToken {
+    pub name: WorkloadName,
+    pub hint: Option<String>,
+    pub token: Arc<Token>,
+}
+
+/// What this node holds, and when.
+#[derive(Clone, Copy)]
+pub(super) struct Holdings<'a> {
+    pub now: Moment,
+    pub wall: WallTime,
+    pub certificates: &'a Certificates,
+    pub tokens: &'a Tokens,
 }
 
 /// One identity of a process.
@@ -96,8 +140,16 @@ impl Stream {
     pub(super) fn uid(&self) -> u32 {
         self.uid
     }
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
+    pub(super) fn kind(&self) -> &Kind {
+        &self.kind
+    }
+    /// The tokens that its client waits for.
+    pub(super) fn wanted_tokens<'a>(&'a self, view: &'a View) -> impl Iterator<Item = TokenKey> + 'a {
+        let request = match &self.kind {
+            Kind::Jwts(request) if self.sent.is_none() => Some(request),
+            _ => None,
+        };
+        request.into_iter().flat_map(move |request| request.keys(&self.matched, view)).map(|(_, key)| key)
     }
     pub(super) fn facts(&self) -> Option<&Facts> {
         self.facts.as_ref()
@@ -149,13 +201,8 @@ impl Stream {
         self.settled();
     }
 
-    pub(super) fn decide(
-        &self,
-        now: Moment,
-        view: Option<&View>,
-        roots_changed: u64,
-        certificates: &Certificates,
-    ) -> Decision {
+    pub(super) fn decide(&self, view: Option<&View>, roots_changed: u64, holdings: Holdings<'_>) -> Decision {
+        let Holdings { now, certificates, .. } = holdings;
         let late = now >= self.answer_by;
         let unavailable = |why: &str| Decision::End(Denial::Unavailable(why.to_owned()));
         let Some(view) = view else {
@@ -167,6 +214,9 @@ impl Stream {
         };
         if self.matched.is_empty() {
             return Decision::End(Denial::PermissionDenied("no identity issued".to_owned()));
+        }
+        if let Kind::Jwts(request) = &self.kind {
+            return self.decide_tokens(request, view, holdings);
         }
         let mut identities = Vec::new();
         if self.kind == Kind::Svids {
@@ -204,8 +254,36 @@ impl Stream {
             hint: matched.hint.clone(),
             svid,
         });
-        let answer = Answer { cluster: view.cluster, identities: identities.collect(), roots: Arc::clone(&view.roots) };
-        Decision::Send(answer, fingerprint)
+        let (identities, roots) = (identities.collect(), Arc::clone(&view.roots));
+        Decision::Send(Answer { cluster: view.cluster, identities, tokens: Vec::new(), roots }, fingerprint)
+    }
+
+    fn decide_tokens(&self, request: &JwtRequest, view: &View, holdings: Holdings<'_>) -> Decision {
+        let Holdings { now, wall, tokens, .. } = holdings;
+        if self.sent.is_some() {
+            return Decision::Keep;
+        }
+        let late = now >= self.answer_by;
+        let unavailable = |why: &str| Decision::End(Denial::Unavailable(why.to_owned()));
+        let mut held = Vec::new();
+        for (matched, key) in request.keys(&self.matched, view) {
+            match tokens.state((now, wall), &key) {
+                TokenState::Held(token) => {
+                    held.push(IssuedToken { name: matched.name.clone(), hint: matched.hint.clone(), token });
+                }
+                TokenState::Pending if !late => return Decision::Keep,
+                TokenState::Pending => return unavailable("a JWT was not signed in time"),
+                TokenState::Failed(failure) if !failure.refused => return unavailable(&failure.why),
+                TokenState::Failed(_) => {}
+            }
+        }
+        if held.is_empty() {
+            let why = "no identity of this process that was asked for may have JWTs";
+            return Decision::End(Denial::PermissionDenied(why.to_owned()));
+        }
+        let fingerprint = Fingerprint { identities: Vec::new(), roots_changed: 0 };
+        let (identities, roots) = (Vec::new(), Arc::clone(&view.roots));
+        Decision::Send(Answer { cluster: view.cluster, identities, tokens: held, roots }, fingerprint)
     }
 
     fn was_sent(&self, matched: &Matched) -> bool {

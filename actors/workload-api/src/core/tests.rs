@@ -2,6 +2,8 @@
 
 use super::*;
 
+mod jwts;
+
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 /// A wall clock that has nothing to do with the monotonic one.
@@ -12,7 +14,7 @@ fn entry(name: &str, selectors: &[&str]) -> WorkloadEntry {
 }
 
 fn roots(key: u8) -> Arc<Roots> {
-    Arc::new(Roots { der: vec![key], keys: BTreeSet::from([vec![key]]) })
+    Arc::new(Roots { der: vec![key], keys: BTreeSet::from([vec![key]]), ..Roots::default() })
 }
 
 fn user(uid: u32) -> Facts {
@@ -349,7 +351,7 @@ fn another_bundle_reaches_every_stream_before_its_certificates() {
     world.ask(1, 7);
     world.pass(SECOND, 7);
     assert_eq!(world.verifiable(1), [true]);
-    let both = Roots { der: vec![1, 2], keys: BTreeSet::from([vec![1], vec![2]]) };
+    let both = Roots { der: vec![1, 2], keys: BTreeSet::from([vec![1], vec![2]]), ..Roots::default() };
     let view = world.core.view().unwrap().clone();
     world.step(Input::View(View { roots: Arc::new(both), ..view.clone() }));
     world.pass(SECOND, 7);

@@ -1,4 +1,4 @@
-//! The arguments of `muster reconciler`, `muster member` and `muster object`.
+//! The arguments of `muster reconciler`, `muster release`, `muster member` and `muster object`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::cli::duration::parse_duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use muster_messages::{ReconcilerPhase, Triple, Words};
+use muster_messages::{DNS_LABEL, ReconcilerPhase, Release, Triple, Words, is_dns_label};
 
 pub const RECONCILER_HELP: &str = "A typical rollout:
   muster reconciler apply -f schema-2.toml    # `apply --help` shows an example file
@@ -16,18 +16,22 @@ pub const RECONCILER_HELP: &str = "A typical rollout:
 
 Which members may serve meanwhile: `muster wait-ready --help`.";
 
-const APPLY_HELP: &str = "Nodes started with `--release 2.0.0` apply this definition, one node at a time:
+const APPLY_HELP: &str = "Nodes that can run 2.0.0 of the scope (`muster release`) apply this definition, one node at a time:
   name = \"schema\"
   release = \"2.0.0\"
   scope = \"db\"           # gated on its members: those of `muster wait-ready db`
   floor = \"1.5.0\"        # the lowest compatible release of a member
-  [[objects]]             # or [command], with argv = [\"./migrate\", \"up\"]
+  [[objects]]             # or [command] with argv = [\"./migrate\", \"up\"]; or [[steps]], each with a name and argv
   kind = \"table\"
   name = \"users\"
   body = { columns = [\"id\", \"name\"] }
 
 The file extension selects the format: .toml, .yaml, .yml or .json. YAML may hold several documents. A different definition of an \
 existing name and release needs --replace, and is applied after `muster reconciler retry`.";
+
+const LOGS_HELP: &str = "Each node keeps the output of its own runs on disk: of a long one the first and the newest part. While the node \
+is away, the first and the last lines that the cluster has on record are printed, and the exit status is 5. On a terminal, control \
+characters are replaced; with `| less` or `> FILE` the output is unchanged.";
 
 /// Reads one of the phases, which help lists.
 fn phases() -> impl TypedValueParser<Value = ReconcilerPhase> {
@@ -96,6 +100,20 @@ pub enum ReconcilerCommand {
     },
     /// List current and earlier entries of the gate, with their epochs
     History(ReconcilerName),
+    /// List the last runs: where, when, how long and how they ended
+    Runs(ReconcilerName),
+    /// Print the output of a run, from the node that ran it
+    #[command(after_help = LOGS_HELP)]
+    Logs {
+        #[command(flatten)]
+        name: ReconcilerName,
+        /// Number of the run, as in `runs` [default: the newest]
+        #[arg(long, value_name = "N")]
+        run: Option<u64>,
+        /// Print more as the run writes it, until the run has ended
+        #[arg(short = 'f', long)]
+        follow: bool,
+    },
     /// Restore an earlier entry of a damaged gate
     Repair {
         #[command(flatten)]
@@ -134,9 +152,43 @@ pub struct ReconcilerName {
     pub name: String,
 }
 
+pub const RELEASE_HELP: &str = "A scope whose application has a release of its own: reconcilers of the scope run here as that release, and \
+`muster wait-ready` has it as its default. Nothing is restarted when it changes. Scopes without a declaration follow the node's \
+--release. A deployment tool may write the files itself: SCOPE.toml with `scope` and `release`, in the directory that `ls -o json` names.
+
+Examples:
+  muster release declare shop 1.2.0      # as the last step of installing shop 1.2.0 here
+  muster release ls";
+
+#[derive(Debug, Subcommand)]
+pub enum ReleaseCommand {
+    /// List declared releases, by scope
+    #[command(alias = "list")]
+    Ls,
+    /// From now on this machine can run this release for the scope
+    Declare {
+        /// Scope, as in definitions and `wait-ready`
+        #[arg(value_parser = parse_scope)]
+        scope: String,
+        /// X.Y.Z, with -pre or +build at most
+        release: Release,
+    },
+    /// The node's --release counts for the scope again
+    Withdraw {
+        /// Scope that was declared
+        #[arg(value_parser = parse_scope)]
+        scope: String,
+    },
+}
+
+fn parse_scope(text: &str) -> Result<String, String> {
+    if is_dns_label(text) { Ok(text.to_owned()) } else { Err(format!("a scope is {DNS_LABEL}")) }
+}
+
 pub const MEMBER_HELP: &str = "Members are named SCOPE/MEMBER, as in `muster member drain db/n1`; `muster wait-ready` creates \
 them. A drained member gets TERM, and blocks until it has ended. `forget` is for a member that cannot be reached: an external one, \
-or one on a lost machine. If it still serves, it serves state that it is incompatible with.";
+or one on a lost machine. If it still serves, it serves state that it is incompatible with. `announce` vouches for a process that \
+cannot run under `muster wait-ready`: nothing watches it, so it blocks until it is forgotten.";
 
 #[derive(Debug, Subcommand)]
 pub enum MemberCommand {
@@ -145,6 +197,20 @@ pub enum MemberCommand {
     List {
         /// Only this scope
         scope: Option<String>,
+    },
+    /// Vouch for a member that Muster does not start: it counts as serving until `forget`
+    Announce {
+        #[command(flatten)]
+        member: MemberName,
+        /// Its release; refused below a gate's floor
+        #[arg(long)]
+        release: Triple,
+        /// Lowest release of a reconciler that it needs; can be repeated
+        #[arg(long, value_name = "NAME=RELEASE", value_parser = parse_need)]
+        needs: Vec<(String, Triple)>,
+        /// Also in a scope that no reconciler has: it blocks nothing there
+        #[arg(long)]
+        allow_undefined_scope: bool,
     },
     /// Declare that a member has ended: it no longer blocks
     Forget(MemberName),
@@ -165,8 +231,15 @@ fn parse_member(text: &str) -> Result<(String, String), String> {
     Ok((scope.to_owned(), member.to_owned()))
 }
 
+fn parse_need(text: &str) -> Result<(String, Triple), String> {
+    let (name, release) = text.split_once('=').ok_or("expected NAME=RELEASE, such as schema=2.0.0")?;
+    let release = release.parse().map_err(|why: muster_messages::BadId| why.to_string())?;
+    Ok((name.to_owned(), release))
+}
+
 pub const OBJECT_HELP: &str = "Examples:
   muster object ls table
+  muster object ls --watch -o json                         # each change; `--since REVISION` resumes
   muster object get table users
   muster object put table users '{\"columns\": [\"id\"]}'    # soon repaired if a reconciler owns it";
 
@@ -177,6 +250,12 @@ pub enum ObjectCommand {
     Ls {
         /// Only this kind
         kind: Option<String>,
+        /// Print each change and deletion
+        #[arg(long)]
+        watch: bool,
+        /// Only what has changed after this revision
+        #[arg(long, value_name = "REV", requires = "watch")]
+        since: Option<u64>,
     },
     /// Show an object
     Get(ObjectName),

@@ -35,7 +35,7 @@ pub async fn run(ctx: &Context, file: &Path) -> Outcome<u8> {
     let late = || Failure::new(ErrorCode::TimedOut, "the backup did not arrive in time; retry with a longer --timeout");
     let fetched = tokio::time::timeout(ctx.client.timeout(), fetch(ctx.client.target())).await;
     let backup = fetched.map_err(|_| late())??;
-    let (head, _) = muster_store::backup::decode(&backup)
+    let head = muster_store::backup::verify(&backup)
         .map_err(|why| Failure::internal(format!("received an invalid backup: {why}")))?;
     if to_stdout {
         return std::io::stdout().write_all(&backup).map(|()| 0).map_err(|e| Failure::io("cannot write to stdout", &e));
@@ -48,8 +48,14 @@ pub async fn run(ctx: &Context, file: &Path) -> Outcome<u8> {
         &document.map_err(Failure::internal)?,
         || file.display().to_string(),
         || {
+            let secret = match head.unlock_version {
+                Some(version) => format!(
+                    "it is sealed under version {version} of the unlock key (`muster autolock key`): keep that key, nothing else opens it"
+                ),
+                None => "it contains the root key: anyone who reads it can impersonate the cluster".to_owned(),
+            };
             format!(
-                "backup of {} at revision {} written to {} ({} bytes); it contains the root key: anyone who reads it can impersonate the cluster",
+                "backup of {} at revision {} written to {} ({} bytes); {secret}",
                 head.name,
                 head.revision,
                 file.display(),

@@ -17,7 +17,7 @@ use crate::cli::render;
 use crate::cli::screen::Screen;
 
 /// The pause between two attempts of a watch whose daemon restarts.
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Characters that distinguish an id, as for commands that change a node.
 const MIN_ID_PREFIX: usize = 8;

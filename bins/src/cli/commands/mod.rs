@@ -9,8 +9,11 @@ mod events;
 mod kubeconfig;
 mod lease;
 mod node;
+mod object;
 mod raft;
 mod reconciler;
+pub(super) mod release;
+mod run_logs;
 mod security;
 mod shell_support;
 mod token;
@@ -169,8 +172,9 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Raft(command) => raft::run(&mut ctx, command).await,
         Command::Actors(args) => actors::run(&mut ctx, args).await,
         Command::Reconciler(command) => reconciler::run(&mut ctx, command).await,
+        Command::Release(command) => release::run(&mut ctx, command).await,
         Command::Member(command) => reconciler::member(&mut ctx, command).await,
-        Command::Object(command) => reconciler::object(&mut ctx, command).await,
+        Command::Object(command) => object::run(&mut ctx, command).await,
         Command::Dashboard(args) => dashboard::run(&ctx, args).await,
         Command::Events(args) => events::run(&mut ctx, args).await,
         Command::Backup { file } => backup::run(&ctx, &file).await,

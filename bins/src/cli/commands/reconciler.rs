@@ -1,4 +1,4 @@
-//! `muster reconciler …`, `muster member …`, `muster object …`
+//! `muster reconciler …`, `muster member …`
 
 use std::io::Read;
 use std::path::Path;
@@ -7,16 +7,14 @@ use std::time::Duration;
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{
-    AppliedView, DefinitionView, ErrorCode, ListView, ManagedKey, ObjectView, ParticipantView, PlanView,
-    ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Revision,
+    AppliedView, DefinitionView, ErrorCode, ListView, ParticipantView, PlanView, ReconcilerPhase, ReconcilerStatusView,
+    ReconcilerView, Revision, RunView,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Context;
-use crate::cli::args::{
-    MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName as Named,
-};
+use crate::cli::args::{MemberCommand, MemberName, ReconcilerCommand, ReconcilerName as Named};
 use crate::cli::definition;
 use crate::cli::duration::millis;
 use crate::cli::output::{lines, or_dash, print, print_failure, printable};
@@ -68,6 +66,11 @@ pub async fn run(ctx: &mut Context, command: ReconcilerCommand) -> Outcome<u8> {
         C::History(Named { name }) => {
             show(ctx, ReconcilerRequest::History { name }, |_| String::new(), render::gate_history).await
         }
+        C::Runs(Named { name }) => {
+            let numbers = |runs: &ListView<RunView>| lines(runs.items.iter().map(|run| run.number));
+            show(ctx, ReconcilerRequest::Runs { name }, numbers, render::runs).await
+        }
+        C::Logs { name: Named { name }, run, follow } => super::run_logs::print_log(ctx, name, run, follow).await,
         C::Finalize { name: Named { name }, release } => {
             let message =
                 |d: &DefinitionView| format!("{} {} may pass the point of no return", printable(&d.name), d.release);
@@ -128,6 +131,16 @@ pub async fn member(ctx: &mut Context, command: MemberCommand) -> Outcome<u8> {
             let members = |list: &ListView<ParticipantView>| lines(list.items.iter().map(|member| &member.member));
             show(ctx, request, members, render::members).await
         }
+        MemberCommand::Announce {
+            member: MemberName { member: (scope, member) },
+            release,
+            needs,
+            allow_undefined_scope,
+        } => {
+            let needs = needs.into_iter().collect();
+            let request = ReconcilerRequest::MemberAnnounce { scope, member, release, needs, allow_undefined_scope };
+            show(ctx, request, |member: &ParticipantView| member.member.clone(), render::announced).await
+        }
         MemberCommand::Forget(MemberName { member: (scope, member) }) => {
             let sentence = format!("{scope}/{member} is forgotten");
             ctx.done(Request::Reconciler(ReconcilerRequest::MemberForget { scope, member }), &sentence).await
@@ -135,31 +148,6 @@ pub async fn member(ctx: &mut Context, command: MemberCommand) -> Outcome<u8> {
         MemberCommand::Drain(MemberName { member: (scope, member) }) => {
             let sentence = format!("{scope}/{member} was asked to stop");
             ctx.done(Request::Reconciler(ReconcilerRequest::MemberDrain { scope, member }), &sentence).await
-        }
-    }
-}
-
-pub async fn object(ctx: &mut Context, command: ObjectCommand) -> Outcome<u8> {
-    let key = |name: ObjectName| ManagedKey { kind: name.kind, namespace: name.namespace, name: name.name };
-    match command {
-        ObjectCommand::Ls { kind } => {
-            let request = ReconcilerRequest::ObjectList { kind, namespace: None };
-            show(ctx, request, |_| String::new(), render::objects).await
-        }
-        ObjectCommand::Get(name) => {
-            let body = |object: &ObjectView| object.body.to_string();
-            show(ctx, ReconcilerRequest::ObjectGet { key: key(name) }, body, render::object).await
-        }
-        ObjectCommand::Put { name, body, label } => {
-            let labels = label.into_iter().collect();
-            let request = ReconcilerRequest::ObjectPut { key: key(name), labels, body };
-            // `None`: it was deleted again meanwhile.
-            show(ctx, request, |_: &Option<ObjectView>| String::new(), render::object).await
-        }
-        ObjectCommand::Delete(name) => {
-            let key = key(name);
-            let sentence = format!("{key} is deleted");
-            ctx.done(Request::Reconciler(ReconcilerRequest::ObjectDelete { key }), &sentence).await
         }
     }
 }
@@ -182,7 +170,7 @@ fn read_all(from: impl Read) -> std::io::Result<String> {
     String::from_utf8(bytes).map_err(|_| std::io::Error::other("not UTF-8 text"))
 }
 
-async fn show<T: DeserializeOwned>(
+pub(super) async fn show<T: DeserializeOwned>(
     ctx: &mut Context,
     request: ReconcilerRequest,
     brief: impl FnOnce(&T) -> String,

@@ -7,6 +7,7 @@ mod live;
 mod nodes;
 mod reconcilers;
 mod roots;
+mod runs;
 mod workloads;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
@@ -16,6 +17,7 @@ pub use self::live::{Baseline, live};
 pub use self::nodes::{may_stop, node, nodes, nodes_at_a_glance, status};
 pub use self::reconcilers::*;
 pub use self::roots::*;
+pub use self::runs::{run_on_record, runs};
 pub use self::workloads::{workload, workload_explained, workloads};
 
 use std::collections::BTreeMap;

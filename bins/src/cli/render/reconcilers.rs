@@ -2,11 +2,12 @@
 
 use muster_messages::{
     AppliedView, BlockerView, ForcedFloorView, GateHistoryView, GatePath, GateState, GateStatusView, LastFailureView,
-    ListView, Name, ObjectView, ParticipantView, PlanView, PlannedSideView, RECONCILER_LABEL, ReconcilerStatusView,
-    ReconcilerView, Word, word,
+    ListView, Name, ObjectChangesView, ObjectView, ParticipantView, PlanView, PlannedSideView, PlannedWaitView,
+    RECONCILER_LABEL, ReconcilerStatusView, ReconcilerView, Release, StepView, Word, word,
 };
 use serde::Serialize;
 
+use super::runs::last_run;
 use super::{list, when};
 use crate::cli::output::{Table, or_dash, printable, printable_lines};
 
@@ -79,6 +80,7 @@ pub fn reconciler(status: &ReconcilerStatusView) -> String {
         ("phase", r.phase.to_string()),
         ("why", r.message.clone()),
         ("runner", runs),
+        ("last run", status.last_run.as_ref().map(|run| last_run(&r.name, run)).unwrap_or_default()),
         ("failures", r.consecutive_failures.to_string()),
         ("last error", or_dash(r.last_error.as_ref())),
         ("last failure", r.last_failure.as_ref().map(last_failure).unwrap_or_default()),
@@ -90,11 +92,28 @@ pub fn reconciler(status: &ReconcilerStatusView) -> String {
         }
     }
     let mut text = table.render();
+    if !status.steps.is_empty() {
+        text += &format!("\n{}", steps(&status.steps));
+    }
     text += &output_tail(&status.output);
     if !status.blockers.is_empty() {
         text += &format!("\n{}", blockers(&status.blockers));
     }
     text
+}
+
+fn steps(steps: &[StepView]) -> String {
+    list(
+        steps,
+        &["STEP", "RELEASE", "NODE", "SINCE"],
+        &[
+            |s| s.name.clone(),
+            |s| s.release.as_ref().map_or_else(|| "has not run".to_owned(), Release::to_string),
+            |s| or_dash(s.node.as_ref()),
+            |s| when(s.at),
+        ],
+        "no steps",
+    )
 }
 
 fn last_failure(failure: &LastFailureView) -> String {
@@ -171,6 +190,13 @@ pub fn plan(plan: &PlanView) -> String {
         }
         text += &(printable(&line) + "\n");
         text += &diff(object.before.as_ref(), object.after.as_ref());
+    }
+    for wait in &plan.waits {
+        let state =
+            wait.message.as_ref().map_or_else(|| "it is so now".to_owned(), |message| format!("now: {message}"));
+        let PlannedWaitView { wave, kind, namespace, name, path, equals, .. } = wait;
+        let line = format!("  wait   after wave {wave} until {path} of {kind} {namespace}/{name} is {equals}; {state}");
+        text += &(printable(&line) + "\n");
     }
     if let Some(argv) = &plan.command {
         text += &format!("  run    {}\n", printable(&argv.join(" ")));
@@ -252,6 +278,34 @@ pub fn members(members: &ListView<ParticipantView>) -> String {
         ],
         "no members; `muster wait-ready SCOPE` announces one",
     )
+}
+
+/// An external member that was announced.
+pub fn announced(member: &ParticipantView) -> String {
+    let (scope, name) = (printable(&member.scope), printable(&member.member));
+    format!(
+        "{scope}/{name} counts as serving {}, on your word; when it has ended: `muster member forget {scope}/{name}`",
+        member.release
+    )
+}
+
+/// A line for each change. `None`: there is none.
+pub fn object_changes(changes: &ObjectChangesView) -> Option<String> {
+    let written = changes.items.iter().map(|object| {
+        let metadata = &object.metadata;
+        (metadata.revision, "written", &object.kind, &metadata.namespace, &metadata.name)
+    });
+    let deleted = changes
+        .deleted
+        .iter()
+        .map(|object| (object.revision, "deleted", &object.kind, &object.namespace, &object.name));
+    let mut all: Vec<_> = written.chain(deleted).collect();
+    all.sort();
+    let lines = all.into_iter().map(|(revision, what, kind, namespace, name)| {
+        printable(&format!("{revision} {what} {kind} {namespace}/{name}"))
+    });
+    let lines: Vec<String> = lines.collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
 pub fn objects(objects: &ListView<ObjectView>) -> String {

@@ -212,6 +212,39 @@ fn restore_needs_an_empty_directory_and_an_intact_file() {
     assert!(machine.memory.store().load_credentials().unwrap().is_none());
 }
 
+/// A backup that is sealed opens with the key of `--unlock-key-file`, as a locked manager does.
+#[test]
+fn sealed_backup_is_restored_with_its_key() {
+    let cluster = Machine::manager();
+    let (mut machine, file) = restoring(&cluster);
+    let mut tables = survey_of(&cluster.raft(), cluster.memory.store()).unwrap().tables;
+    let (key, other) = (muster_sealing::UnlockKey::new(), muster_sealing::UnlockKey::new());
+    tables.autolock.key = Some(muster_messages::Secret::new(key.to_text().as_str()));
+    tables.autolock.version = muster_messages::Revision(3);
+    let sealed = muster_store::backup::encode_for_file(&tables, muster_messages::Term(7), AT).unwrap();
+    std::fs::write(&file, &sealed).unwrap();
+    let refusal = |machine: &Machine| settle(&machine.config, ADVERTISE, &machine.memory).unwrap_err();
+    let without = refusal(&machine);
+    assert!(without.status == 6 && without.sentence.contains("version 3"), "{without:?}");
+    let key_file = file.with_extension("key");
+    machine.config.unlock_key_file = Some(key_file.clone());
+    std::fs::write(&key_file, other.to_text().as_bytes()).unwrap();
+    let wrong = refusal(&machine);
+    assert!(wrong.status == 6 && wrong.sentence.contains("not the one"), "{wrong:?}");
+    std::fs::write(&key_file, key.to_text().as_bytes()).unwrap();
+    let mut rotten = sealed.clone();
+    *rotten.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, rotten).unwrap();
+    let damaged = refusal(&machine);
+    assert!(damaged.status == 6 && damaged.sentence.contains("digest does not match"), "{damaged:?}");
+    std::fs::write(&file, sealed).unwrap();
+    let decided = restore::decide(&machine.config, ADVERTISE, &machine.memory, &file).unwrap();
+    assert_eq!(decided.root_pem, tables.cluster.as_ref().unwrap().root_cert_pem);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let decided = runtime.block_on(async { restore::decide(&machine.config, ADVERTISE, &machine.memory, &file) });
+    assert!(decided.is_ok(), "within the daemon's runtime");
+}
+
 /// The node fetched its certificate and crashed before its manager runtime had stopped.
 #[test]
 fn data_older_than_the_certificate_is_set_aside_at_start() {

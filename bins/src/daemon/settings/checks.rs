@@ -11,7 +11,7 @@ use super::{Settings, Span};
 const MAY_BE_ZERO: [&str; 3] = ["raft.keep_entries", "roots.publish", "roots.retire_after"];
 
 /// Keys whose value is text. All other strings are durations.
-const TEXT_KEYS: [&str; 2] = ["debug.disk_hangs_while", "audit.file"];
+const TEXT_KEYS: [&str; 3] = ["debug.disk_hangs_while", "audit.file", "reconcilers.releases"];
 
 /// Longer than any useful wait, and far from where clocks overflow.
 const MAX_DURATION: Duration = Duration::from_secs(36_500 * 24 * 3600);

@@ -26,6 +26,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::mpsc;
 
 pub use self::core::{Effect, Exit, Guardian, Input, KILL_RETRY_PAUSE, Number, Report};
+use super::attributes::Attributes;
 use super::line::{FRAME, News, news_frame, order_of};
 use super::{apart, family};
 
@@ -187,13 +188,29 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
         say("muster: no command");
         return ExitCode::from(NOT_RUNNABLE);
     };
+    let attributes = match Attributes::of_this_process().and_then(|attributes| attributes.apply().map(|()| attributes))
+    {
+        Ok(attributes) => attributes,
+        Err(why) => {
+            say(format_args!("muster: {why}"));
+            return ExitCode::from(NOT_RUNNABLE);
+        }
+    };
+    // After the user was changed, which clears it.
     let tied = set_parent_process_death_signal(Some(Signal::KILL));
     // The guardian may have died before the request took effect: then this process has another parent.
     let orphan = getppid().map(|pid| pid.as_raw_nonzero().get()) != guardian;
     if orphan || tied.is_err() {
         return ExitCode::from(NOT_RUNNABLE);
     }
-    let error = Command::new(program).args(rest).exec();
+    if let Err(why) = attributes.enter() {
+        say(format_args!("muster: {why}"));
+        return ExitCode::from(NOT_RUNNABLE);
+    }
+    let mut command = Command::new(program);
+    command.args(rest);
+    Attributes::hide(&mut command);
+    let error = command.exec();
     say(format_args!("muster: cannot run {}: {error}", program.display()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::model::word::words;
 use crate::model::{
     Blocker, FencingToken, GateEntry, GatePath, GateState, GateTarget, Hold, HoldReason, Name, NodeId,
     ParticipantPhase, PhaseReason, ReconcilerPhase, Release, Revision, Triple, WallTime, Word,
@@ -180,6 +181,18 @@ pub struct ReleaseDefinitionView {
     pub applied_at: WallTime,
 }
 
+/// A step of a chain, in the order of the chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepView {
+    pub name: String,
+    pub digest: String,
+    /// By which release's definition it ran. `None`: it has not run, as for the other two.
+    pub release: Option<Release>,
+    pub at: Option<WallTime>,
+    /// The name of the node on which it ran, if it still exists.
+    pub node: Option<Name>,
+}
+
 /// STATUS: `muster reconciler status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReconcilerStatusView {
@@ -191,11 +204,17 @@ pub struct ReconcilerStatusView {
     /// The end of the command's output: of the current runner's, or of the last run that failed.
     #[serde(default)]
     pub output: String,
+    /// The newest run on record.
+    #[serde(default)]
+    pub last_run: Option<RunView>,
     /// The release that may pass the point of no return, and has not yet.
     #[serde(default)]
     pub finalized: Option<Release>,
     #[serde(default)]
     pub definitions: Vec<ReleaseDefinitionView>,
+    /// The steps that have run, and those of its chain that have not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepView>,
     /// Oldest first; the last is the present one.
     #[serde(default)]
     pub history: Vec<GateEntryView>,
@@ -213,6 +232,91 @@ pub struct GateHistoryView {
     /// The gate was deleted: its last entry is no longer in force, and any of them can be repaired from.
     #[serde(default)]
     pub deleted: bool,
+}
+
+words! {
+    /// What is known of a run.
+    RunState {
+        Running => "running",
+        Done => "done",
+        /// It asked to be tried again later.
+        Later => "later",
+        Failed => "failed",
+        /// Nothing tries it again, except an operator.
+        Permanent => "permanent",
+        TimedOut => "timed-out",
+        /// Another definition, or another state of the gate, took its place.
+        Cancelled => "cancelled",
+        /// Its term ended first, and it was stopped.
+        TermEnded => "term-ended",
+        /// Its end was not recorded, and will not be: the node stopped, or lost its term.
+        Unknown => "unknown",
+    }
+}
+
+/// How a command's process ended: by itself, or by a signal. Neither: it is running, was not started, or is no command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunExitView {
+    pub status: Option<u8>,
+    pub signal: Option<u8>,
+}
+
+/// RUN: an item of `muster reconciler runs`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunView {
+    /// Grows by one with each run of the reconciler.
+    pub number: u64,
+    /// Counts from 1, for each time that a runner takes up the definition.
+    pub attempt: u32,
+    /// Where it ran.
+    pub node: NodeId,
+    /// The node's name, if it still exists.
+    pub node_name: Option<Name>,
+    /// Of the definition.
+    pub release: Release,
+    /// The step of a chain.
+    #[serde(default)]
+    pub step: Option<String>,
+    /// The fencing token of its runner.
+    pub term: FencingToken,
+    /// Its number in that term.
+    pub of_term: u64,
+    pub began: WallTime,
+    /// `None`: it is running, or its end is unknown.
+    pub ran_for_ms: Option<u64>,
+    pub outcome: Word<RunState>,
+    pub exit: RunExitView,
+    /// Why it did not succeed.
+    pub message: String,
+    /// The first and the last KiB of its output.
+    pub head: String,
+    pub tail: String,
+}
+
+/// `muster reconciler logs`: a part of the output of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunLogView {
+    /// Where the run was.
+    pub node: NodeId,
+    /// The node's name, if it still exists.
+    pub node_name: Option<Name>,
+    pub reconciler: String,
+    /// As in `muster reconciler runs`.
+    pub number: u64,
+    /// The fencing token of its runner.
+    pub term: FencingToken,
+    /// Its number in that term.
+    pub of_term: u64,
+    /// Where the part begins in the output, in bytes.
+    pub offset: u64,
+    /// Bytes before `offset`, from the requested position on, that are missing: dropped from the middle of a long output, or lost.
+    pub skipped: u64,
+    /// Bytes that are no UTF-8 are replaced.
+    pub text: String,
+    /// Where the next part begins.
+    pub next_offset: u64,
+    /// More may follow. Otherwise an empty text is the end.
+    pub running: bool,
 }
 
 /// One side of a planned write.
@@ -271,10 +375,29 @@ pub struct PlanView {
     /// Why it would not begin. `None`: it would.
     pub hold: Option<HoldView>,
     pub objects: Vec<PlannedObjectView>,
+    /// Conditions between its waves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<PlannedWaitView>,
     /// The command to run, if it is one.
     pub command: Option<Vec<String>>,
     pub blockers: Vec<BlockerView>,
     pub gate: PlannedGateView,
+}
+
+/// A condition between two waves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedWaitView {
+    /// What follows this wave waits.
+    pub wave: u32,
+    pub kind: String,
+    pub namespace: String,
+    pub name: String,
+    /// A JSON pointer into the body.
+    pub path: String,
+    pub equals: Value,
+    pub holds: bool,
+    /// What was found instead.
+    pub message: Option<String>,
 }
 
 /// A definition to which a request referred.
@@ -343,6 +466,26 @@ pub struct ObjectMetadataView {
     pub revision: Revision,
     /// Of the runner that wrote it last. 0: another writer.
     pub term: FencingToken,
+}
+
+/// OBJECTS: what has changed after a revision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectChangesView {
+    /// Everything up to it is here: ask for what comes after it.
+    pub revision: Revision,
+    /// As they are now, in the order of their last change.
+    pub items: Vec<ObjectView>,
+    pub deleted: Vec<DeletedObjectView>,
+}
+
+/// An object that exists no longer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeletedObjectView {
+    pub kind: String,
+    pub namespace: String,
+    pub name: String,
+    /// It does not exist at this revision.
+    pub revision: Revision,
 }
 
 /// OBJECT: an object of Muster's own store.

@@ -11,7 +11,7 @@ use muster_messages::{
     Change, Command, CommandRefusal, DefinitionKey, ErrorBody, ErrorCode, FencingToken, GateStep, Guard, Name,
     Principal, ReconcilerChange, RequestId, Tables, Triple, Uid, runner_lease,
 };
-use muster_reconciler::core::run::{ObjectError, Stepped, Waved};
+use muster_reconciler::core::run::{ObjectError, Recorded, Stepped, Waved};
 
 use super::{Answer, HoldPoint, PendingRequest, Process, Question, Reply, Requester, SCHEMA, Wave};
 
@@ -202,7 +202,7 @@ impl PendingRequest {
         world
             .fleet
             .waves
-            .insert(number, Wave { pending, open: writes.len(), result: Ok(Waved { errors, errors_in_all: 0 }) });
+            .insert(number, Wave { pending, open: writes.len(), result: Ok(Waved { errors, ..Waved::default() }) });
         for (at, write) in writes.into_iter().enumerate() {
             let object_key = write.key().clone();
             let object = match write {
@@ -277,6 +277,9 @@ impl PendingRequest {
                 let revision = if world.seed.is_multiple_of(2) { applied.revision } else { Default::default() };
                 Ok(Answer::Stepped(Stepped { epoch, revision }))
             }
+            (Question::Reconciler(_, R::StepDone { .. }), Ok(applied)) => {
+                Ok(Answer::Recorded(Recorded { revision: applied.revision }))
+            }
             (_, Ok(_)) => Ok(Answer::Done),
             (_, Err(error)) => Err(ErrorBody::from(error)),
         };
@@ -314,6 +317,7 @@ impl PendingRequest {
             (Question::Reconciler(_, R::Step { .. }), Some(CommandRefusal::BlockedByMembers { .. })) => {
                 "steps refused because of blockers"
             }
+            (Question::Reconciler(_, R::StepDone { .. }), None) => "steps of chains recorded",
             (Question::Reconciler(_, R::Step { .. }), Some(CommandRefusal::Held(_))) => "steps held",
             (Question::Reconciler(_, R::Step { .. }), Some(_)) => "stale steps",
             (Question::Reconciler(_, R::Progress { .. }), Some(_)) => "stale reports",
@@ -340,7 +344,11 @@ fn change_of(request: ReconcilerRequest, tables: &Tables) -> Option<ReconcilerCh
         R::Step { name, release, digest, term, epoch, step } => {
             C::Step { reconciler: name, release, digest, term, epoch, step }
         }
+        R::StepDone { name, release, digest, term, step } => {
+            C::StepDone { reconciler: name, release, digest, term, step }
+        }
         R::Progress { progress } => C::Progress(Box::new(progress)),
+        R::RecordRun { record } => C::RecordRun(record),
         R::Apply { definitions, replace } => {
             let definition = definitions.into_iter().next()?;
             C::Define { definition: Box::new(definition), replace }

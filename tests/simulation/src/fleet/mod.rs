@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use muster_messages::wire::{AdmissionView, ReconcilerRequest, RunnerView};
 use muster_messages::{
-    Definition, ErrorBody, FencingToken, LEVEL_RECONCILER, MANAGERS_SCOPE, Moment, NodeId, ObjectKey, Participant,
-    Release, RequestId, SessionId,
+    Definition, ErrorBody, ErrorCode, FencingToken, LEVEL_RECONCILER, MANAGERS_SCOPE, Moment, NodeId, ObjectKey,
+    Participant, Release, RequestId, SessionId,
 };
 use muster_reconciler::core::admission::Admission;
 use muster_reconciler::core::eligibility::Eligibility;
-use muster_reconciler::core::run::{Run, Stepped, Waved};
+use muster_reconciler::core::run::{Recorded, Run, Stepped, Waved};
 
 pub use self::checks::step as check_step;
 pub use self::run::simulate;
@@ -203,6 +203,23 @@ pub enum Answer {
     View(Arc<RunnerView>),
     Stepped(Stepped),
     Waved(Waved),
+    Recorded(Recorded),
+}
+
+impl Answer {
+    fn stepped(self) -> Result<Stepped, ErrorBody> {
+        if let Answer::Stepped(stepped) = self { Ok(stepped) } else { unexpected(self) }
+    }
+    fn waved(self) -> Result<Waved, ErrorBody> {
+        if let Answer::Waved(waved) = self { Ok(waved) } else { unexpected(self) }
+    }
+    fn recorded(self) -> Result<Recorded, ErrorBody> {
+        if let Answer::Recorded(recorded) = self { Ok(recorded) } else { unexpected(self) }
+    }
+}
+
+fn unexpected<T>(answer: Answer) -> Result<T, ErrorBody> {
+    Err(ErrorBody::new(ErrorCode::Internal, format!("an answer of another kind: {answer:?}")))
 }
 
 pub type Reply = Result<Answer, ErrorBody>;

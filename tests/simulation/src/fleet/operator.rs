@@ -165,7 +165,7 @@ impl Fleet {
         let key = DefinitionKey { reconciler: reconciler.to_owned(), release: target.triple };
         let Some(definition) = all.definitions.get(&key) else { return };
         let (name, release) = (reconciler.to_owned(), Some(target.triple));
-        match all.way(definition) {
+        match tables.way(definition) {
             Err(Hold::Paused { .. }) => return Self::operator_asks(world, R::Pause { name, paused: false }),
             Err(Hold::ReadyToFinalize { .. }) => Self::operator_asks(world, R::Finalize { name, release }),
             Err(Hold::DigestMismatch { .. }) => return Self::operator_asks(world, R::Retry { name, release }),

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Definition, ErrorBody, ErrorCode, FencingToken, Moment, NodeId, Participant, ParticipantKey, ParticipantPhase,
-    Release, Revision, SessionId, Triple, WallTime, candidates_scope, level_release, runner_lease,
+    Definition, ErrorCode, FencingToken, Moment, NodeId, Participant, ParticipantKey, ParticipantPhase, Release,
+    Revision, SessionId, Triple, WallTime, candidates_scope, level_release, runner_lease,
 };
 use muster_reconciler::core::admission::{Admission, Ask, Input as AdmissionInput};
 use muster_reconciler::core::eligibility::{Eligibility, EligibilityTiming, Input as Facts, Me};
-use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
+use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner, is_refused};
 
 use super::operator::release;
 use super::{
@@ -35,10 +35,6 @@ const ELIGIBILITY_DELAYS: EligibilityTiming = EligibilityTiming {
 const RUNTIME_POLL: Duration = Duration::from_millis(50);
 /// A raise without an answer is tried again after this.
 const RAISE_TIMEOUT: Duration = Duration::from_secs(2);
-
-fn unexpected<T>(answer: Answer) -> Result<T, ErrorBody> {
-    Err(ErrorBody::new(ErrorCode::Internal, format!("an answer of another kind: {answer:?}")))
-}
 
 impl Process {
     // ---- starting and stopping ------------------------------------------------------------------------------------
@@ -276,7 +272,7 @@ impl Process {
                 1 if world.faults_active => Outcome::Later("later".to_owned()),
                 _ => Outcome::Done,
             };
-            Self::drive(world, number, Input::Acted { number: action, outcome, output: String::new() });
+            Self::drive(world, number, Input::Acted { number: action, ended: Box::new(outcome.into()) });
         }
         let run = world.fleet.processes[number].candidacy.as_ref().and_then(|c| c.run.as_ref());
         if run.and_then(Run::wake_at).is_some_and(|wake| wake <= now) {
@@ -331,7 +327,7 @@ impl Process {
             (Question::Reconciler(Requester::Member(lease_kind, ask), _), reply) => {
                 let result = reply.and_then(|answer| match answer {
                     Answer::Admission(view) => Ok(view),
-                    other => unexpected(other),
+                    other => super::unexpected(other),
                 });
                 Self::admit(world, number, lease_kind, AdmissionInput::Answered { number: ask, result });
             }
@@ -363,19 +359,13 @@ impl Process {
             return;
         }
         let input = match request {
-            ReconcilerRequest::Step { .. } => {
-                let result = reply.and_then(|answer| match answer {
-                    Answer::Stepped(stepped) => Ok(stepped),
-                    other => unexpected(other),
-                });
-                Input::Stepped { number: ask, result }
+            ReconcilerRequest::Step { .. } => Input::Stepped { number: ask, result: reply.and_then(Answer::stepped) },
+            ReconcilerRequest::Wave { .. } => Input::Waved { number: ask, result: reply.and_then(Answer::waved) },
+            ReconcilerRequest::StepDone { .. } => {
+                Input::Recorded { number: ask, result: reply.and_then(Answer::recorded) }
             }
-            ReconcilerRequest::Wave { .. } => {
-                let result = reply.and_then(|answer| match answer {
-                    Answer::Waved(waved) => Ok(waved),
-                    other => unexpected(other),
-                });
-                Input::Waved { number: ask, result }
+            ReconcilerRequest::RecordRun { .. } => {
+                Input::RunRecorded { decided: reply.map_or_else(|error| is_refused(&error), |_| true) }
             }
             _ => Input::Reported { ok: reply.is_ok() },
         };
@@ -504,7 +494,7 @@ impl Process {
             Ok(_) => Outcome::Done,
             Err(error) => Outcome::Later(error.message),
         };
-        Self::drive(world, number, Input::Acted { number: action, outcome, output: String::new() });
+        Self::drive(world, number, Input::Acted { number: action, ended: Box::new(outcome.into()) });
     }
 
     fn begin(world: &mut World, number: usize, term: FencingToken) {
@@ -535,7 +525,7 @@ impl Process {
             run.step(now, wall, Input::Woke, &mut out);
         }
         run.step(now, wall, input, &mut out);
-        let (term, release, name) = (run.who().term, process.release.triple, reconciler.to_owned());
+        let (term, release, name) = (run.who().term, run.applies(), reconciler.to_owned());
         for effect in out {
             let (name, mut ask) = (name.clone(), 0);
             let request = match effect {
@@ -546,6 +536,10 @@ impl Process {
                 Effect::Wave { number, digest, wave } => {
                     ask = number;
                     ReconcilerRequest::Wave { name, release, digest, term, wave }
+                }
+                Effect::Record { number, digest, step } => {
+                    ask = number;
+                    ReconcilerRequest::StepDone { name, release, digest, term, step }
                 }
                 Effect::Report(progress) => ReconcilerRequest::Progress { progress: *progress },
                 Effect::Act { number: action, work } => {
@@ -567,6 +561,7 @@ impl Process {
                     }
                     continue;
                 }
+                Effect::RecordRun(record) => ReconcilerRequest::RecordRun { record },
                 Effect::Log(_) => continue,
             };
             Self::ask(world, number, Question::Reconciler(Requester::Run(term, ask), request));

@@ -80,7 +80,7 @@ fn workload_request_is_answered_through_the_session() {
     let mut world = World::worker();
     world.open();
     world.show(view(9, Role::Worker, 5));
-    let request = WorkloadRequest { workload: "a/b".parse().unwrap(), public_key_der: vec![7] };
+    let request = WorkloadRequest::certificate("a/b".parse().unwrap(), vec![0x30, 7]);
     world.step(Input::AskLeader { ask: AskId(3), question: AgentAsk::SignWorkload(request.clone()) });
     let id = world.out.iter().find_map(|e| match e {
         Effect::Send { frame, .. } => match &**frame {
@@ -89,7 +89,7 @@ fn workload_request_is_answered_through_the_session() {
         },
         _ => None,
     });
-    let signed = SignedWorkload { chain_pem: "PEM".to_owned(), not_after: WallTime(9) };
+    let signed = SignedWorkload { text: "PEM".to_owned(), not_after: WallTime(9) };
     world.receive(HostFrame::Answer { id: id.unwrap(), result: Ok(AgentAnswer::SignedWorkload(signed.clone())) });
     let answered = Effect::LeaderAnswered { ask: AskId(3), result: Ok(AgentAnswer::SignedWorkload(signed)) };
     assert!(world.out.contains(&answered), "{:?}", world.out);
@@ -102,7 +102,7 @@ fn workload_requests_leave_room_for_membership() {
     world.open();
     world.show(view(9, Role::Worker, 5));
     let ask = |world: &mut World, ask| {
-        let request = WorkloadRequest { workload: "a/b".parse().unwrap(), public_key_der: vec![7] };
+        let request = WorkloadRequest::certificate("a/b".parse().unwrap(), vec![0x30, 7]);
         world.step(Input::AskLeader { ask: AskId(ask), question: AgentAsk::SignWorkload(request) });
         world.asked()
     };

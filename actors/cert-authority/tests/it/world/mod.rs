@@ -190,10 +190,20 @@ impl World {
                     self.signed.push(profile);
                     self.input(Input::Signed(step, signed));
                 }
-                Effect::SignWorkload { step, profile, key } => {
-                    let signed = self.issuer.sign_workload(&profile, &key);
-                    self.issuers.extend(signed.as_ref().ok().map(|signed| signed.issuer));
-                    self.input(Input::Signed(step, signed));
+                Effect::SignWorkload(step, work) => {
+                    let signed = match work {
+                        WorkloadWork::Certificate(profile, key) => {
+                            let signed = self.issuer.sign_workload(&profile, &key).unwrap();
+                            self.issuers.push(signed.issuer);
+                            WorkloadSigned::Certificate(signed)
+                        }
+                        WorkloadWork::Jwt(profile) => {
+                            let signed = self.issuer.sign_jwt(&profile).unwrap();
+                            self.issuers.push(signed.issuer);
+                            WorkloadSigned::Jwt(signed)
+                        }
+                    };
+                    self.input(Input::SignedWorkload(step, Ok(signed)));
                 }
                 Effect::Propose { step, command } => {
                     self.proposals.push_back((step, command));
@@ -301,6 +311,13 @@ impl World {
         self.workload_as(presented(n, role, &serial), workload)
     }
 
+    /// Node `n` asks for a JWT of a workload, with its newest certificate.
+    pub fn jwt(&mut self, n: u128, workload: &str) -> Outcome {
+        let serial = self.newest(n).map_or_else(|| "00".to_owned(), |newest| newest.serial.clone());
+        let ask = self.ask(jwt_request(presented(n, Role::Worker, &serial), workload));
+        self.answers[&ask].clone()
+    }
+
     pub fn workload_as(&mut self, identity: CertIdentity, workload: &str) -> Outcome {
         let ask = self.ask(workload_request(identity, workload));
         self.answers[&ask].clone()
@@ -308,8 +325,13 @@ impl World {
 }
 
 pub fn workload_request(identity: CertIdentity, workload: &str) -> CertificateRequest {
-    let key = PublicKey::parse(key().spki()).unwrap();
-    CertificateRequest::Workload(WorkloadRequest { identity, workload: workload.parse().unwrap(), key })
+    let wanted = Wanted::Certificate(PublicKey::parse(key().spki()).unwrap());
+    CertificateRequest::Workload(WorkloadRequest { identity, workload: workload.parse().unwrap(), wanted })
+}
+
+pub fn jwt_request(identity: CertIdentity, workload: &str) -> CertificateRequest {
+    let wanted = Wanted::Jwt(vec!["spiffe://x/db".to_owned()]);
+    CertificateRequest::Workload(WorkloadRequest { identity, workload: workload.parse().unwrap(), wanted })
 }
 
 /// A certificate that a node presents.

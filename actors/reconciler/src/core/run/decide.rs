@@ -69,12 +69,16 @@ impl Run {
         let current = self.job.take().filter(|job| job.digest == definition.digest && job.completes == completes);
         self.job.insert(current.unwrap_or_else(|| Job {
             digest: definition.digest.clone(),
+            release: definition.release.triple,
             from: view.gate.reconciled.clone(),
             stepped: None,
             settled: false,
             completes,
             periodic: false,
             wave: 0,
+            awaited_until: None,
+            step: view.steps_done,
+            carried_out: None,
             attempt: 0,
             ran: false,
             refused: false,
@@ -146,18 +150,48 @@ impl Run {
             let epoch = job.stepped.unwrap_or(view.gate.epoch);
             return self.take(epoch, GateStep::Complete, out);
         }
-        job.attempt += 1;
-        self.tally.begins(now);
+        let mut step = None;
+        if let Action::Chain(steps) = &definition.action {
+            job.step = job.step.max(view.steps_done);
+            step = steps.get(job.step).cloned();
+            match &step {
+                // The others have run, by this definition or by earlier ones.
+                None => return self.ran(now, view, definition, out),
+                Some(step) if job.carried_out == Some(job.step) => return self.record(&step.name.clone(), out),
+                Some(_) => {}
+            }
+        }
+        if job.awaited_until.is_none() {
+            job.attempt += 1;
+            self.tally.begins(now);
+        }
         let (attempt, wave, from) = (job.attempt, job.wave, job.from.clone());
+        let kept = match (view.records_runs, job.periodic) {
+            (false, _) => Kept::Nothing,
+            (true, true) => Kept::Failure,
+            (true, false) => Kept::All,
+        };
+        let of = (&definition.release, step.as_ref().map(|step| step.name.as_str()));
         if is_object_set(definition) {
+            if self.recording.in_progress().is_none() {
+                self.recording.begins(&self.who, (now, self.wall), of, attempt, kept);
+            }
             return self.wave(wave, out);
         }
+        let of_term = self.recording.begins(&self.who, (now, self.wall), of, attempt, kept);
         let number = self.number();
         let limit = Some(definition.run_timeout_ms).filter(|ms| *ms > 0);
         let deadline = limit.map(|ms| now + Duration::from_millis(ms));
         self.phase = Phase::Acting { number, deadline, cancelled: None };
-        let work = Work { from, definition: Arc::new(definition.clone()), attempt };
+        let work = Work { from, definition: Arc::new(definition.clone()), attempt, step, of_term };
         out.push(Effect::Act { number, work: Box::new(work) });
+    }
+
+    fn record(&mut self, step: &str, out: &mut Out) {
+        let number = self.number();
+        self.phase = Phase::Recording { number };
+        let digest = self.job.as_ref().map(|job| job.digest.clone()).unwrap_or_default();
+        out.push(Effect::Record { number, digest, step: step.to_owned() });
     }
 
     pub(super) fn wave(&mut self, wave: u32, out: &mut Out) {

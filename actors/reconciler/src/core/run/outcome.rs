@@ -52,15 +52,29 @@ impl Run {
             return;
         }
         let (Some(view), Some(job)) = (self.view.clone(), &mut self.job) else { return self.reconsider() };
+        let recording = &mut self.recording;
+        let mut ends = |outcome, text: &str| {
+            let exit = RunExit { text: in_short(text, MAX_ERROR_BYTES), ..RunExit::default() };
+            recording.ends(now, outcome, exit, ("", ""));
+        };
         let current = view.definition.as_ref().filter(|definition| definition.digest == job.digest);
         match result {
-            _ if current.is_none() => self.superseded(),
+            _ if current.is_none() => {
+                ends(RunOutcome::Cancelled, "another definition has replaced it");
+                self.superseded();
+            }
+            Ok(Waved { waiting: Some(why), .. }) => {
+                let limit = current.map_or(0, |definition| definition.run_timeout_ms);
+                self.awaits(now, wall, &why, limit, out);
+            }
             Ok(waved) if waved.errors.is_empty() => {
                 job.wave += 1;
+                job.awaited_until = None;
                 if job.wave < waves(&view) {
                     let wave = job.wave;
                     self.wave(wave, out);
                 } else if let Some(definition) = current {
+                    ends(RunOutcome::Done, "");
                     self.ran(now, &view, definition, out);
                 }
             }
@@ -72,22 +86,78 @@ impl Run {
                 let first: Vec<_> = waved.errors.iter().take(3).map(named).collect();
                 let in_all = waved.errors_in_all.max(u32::try_from(waved.errors.len()).unwrap_or(u32::MAX));
                 let text = format!("{in_all} objects could not be applied: {}", first.join("; "));
+                ends(RunOutcome::Failed, &text);
                 self.failed(now, wall, text, out);
+            }
+            Err(body) if is_refusal(body.code) => {
+                ends(RunOutcome::Cancelled, &body.message);
+                self.refused(now, &view);
+            }
+            Err(body) => {
+                ends(RunOutcome::Later, &body.message);
+                self.trouble(now, wall, body.message, out);
+            }
+        }
+    }
+
+    /// The next step of a chain begins once the one before is on record.
+    pub(super) fn recorded(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        number: u64,
+        result: Result<Recorded, ErrorBody>,
+        out: &mut Out,
+    ) {
+        if self.phase != (Phase::Recording { number }) {
+            return;
+        }
+        let Some(view) = self.view.clone() else { return self.reconsider() };
+        match result {
+            Ok(Recorded { revision }) => {
+                // An older view does not have it yet.
+                self.last_step = Some((Stepped { epoch: view.gate.epoch, revision }, now + MAX_VIEW_LAG));
+                self.failures.end();
+                let digest = self.job.as_ref().map(|job| job.digest.clone());
+                let current = view.definition.as_ref().filter(|d| Some(&d.digest) == digest.as_ref());
+                let (Some(definition), Some(job)) = (current, &mut self.job) else { return self.superseded() };
+                (job.step, job.carried_out, job.attempt) = (job.step + 1, None, 0);
+                self.apply(now, &view, definition, out);
             }
             Err(body) if is_refusal(body.code) => self.refused(now, &view),
             Err(body) => self.trouble(now, wall, body.message, out),
         }
     }
 
-    pub(super) fn acted(
-        &mut self,
-        now: Moment,
-        wall: WallTime,
-        (number, outcome, output): (u64, Outcome, String),
-        out: &mut Out,
-    ) {
-        let Phase::Acting { number: acting, cancelled, .. } = self.phase else { return };
-        if acting != number {
+    /// The wave waits for a condition, until the time of the run is over.
+    fn awaits(&mut self, now: Moment, wall: WallTime, why: &str, limit_ms: u64, out: &mut Out) {
+        let why = in_short(why, MAX_ERROR_BYTES);
+        let Some(job) = &mut self.job else { return self.reconsider() };
+        let limit = Duration::from_millis(limit_ms);
+        let until = *job.awaited_until.get_or_insert(now + limit);
+        if limit_ms > 0 && until <= now {
+            job.awaited_until = None;
+            let text = format!("{why}; it has waited for {limit:?}, the timeout of the definition");
+            let exit = RunExit { text: in_short(&text, MAX_ERROR_BYTES), ..RunExit::default() };
+            self.recording.ends(now, RunOutcome::Failed, exit, ("", ""));
+            return self.failed(now, wall, text, out);
+        }
+        let again_at = now + CONDITION_RECHECK_DELAY;
+        let again_at = if limit_ms > 0 { again_at.min(until) } else { again_at };
+        self.phase = Phase::Awaiting { again_at, why };
+    }
+
+    pub(super) fn acted(&mut self, now: Moment, wall: WallTime, number: u64, ended: Ended, out: &mut Out) {
+        let (is_over, cancelled) = match self.phase {
+            Phase::Acting { number: acting, cancelled, .. } if acting == number => (false, cancelled),
+            Phase::Ended if self.ending == Some(number) => (true, None),
+            _ => return,
+        };
+        let Ended { outcome, exit, head, output } = ended;
+        let exit = RunExit { text: outcome.why().to_owned(), ..exit };
+        self.recording.ends(now, run_outcome(&outcome, cancelled, is_over), exit, (&head, &output));
+        if is_over {
+            self.ending = None;
             return;
         }
         self.output = output;
@@ -97,6 +167,13 @@ impl Run {
         let Some(definition) = current else { return self.superseded() };
         match (outcome, cancelled) {
             // A success counts, however late.
+            (Outcome::Done, _) if matches!(definition.action, Action::Chain(_)) => {
+                if let Some(job) = &mut self.job {
+                    job.carried_out = Some(job.step);
+                }
+                self.tally.ends(now, false);
+                self.apply(now, &view, definition, out);
+            }
             (Outcome::Done, _) => self.ran(now, &view, definition, out),
             (_, Some(Cancelled::Superseded)) => self.superseded(),
             (_, Some(Cancelled::TimedOut)) => {
@@ -110,7 +187,7 @@ impl Run {
     }
 
     /// The action has succeeded; the gate is completed unless it already is.
-    fn ran(&mut self, now: Moment, view: &Arc<RunnerView>, definition: &Definition, out: &mut Out) {
+    pub(super) fn ran(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
         self.tally.ends(now, false);
         let Some(job) = &mut self.job else { return self.reconsider() };
         if !job.completes {
@@ -139,7 +216,7 @@ impl Run {
     /// RUN-2. The gate was not in the expected state, or a member blocks it after all: a newer view shows which.
     fn refused(&mut self, now: Moment, view: &RunnerView) {
         if let Some(job) = &mut self.job {
-            (job.stepped, job.refused, job.wave) = (None, true, 0);
+            (job.stepped, job.refused, job.wave, job.awaited_until) = (None, true, 0, None);
         }
         self.phase = Phase::Deciding { after: view.revision, until: now + REFUSAL_RECHECK_DELAY };
     }
@@ -190,6 +267,19 @@ impl Run {
         out.push(Effect::Log(LogLine::Error(format!("{name} failed permanently: {why}{}", last_lines(&self.output)))));
         self.failures.last_error = Some(why.to_owned());
         self.phase = Phase::Failed { why: why.to_owned() };
+    }
+}
+
+/// How an action ended, in the words of its record.
+fn run_outcome(outcome: &Outcome, cancelled: Option<Cancelled>, is_over: bool) -> RunOutcome {
+    match (outcome, cancelled) {
+        (Outcome::Done, _) => RunOutcome::Done,
+        _ if is_over => RunOutcome::TermEnded,
+        (_, Some(Cancelled::Superseded)) => RunOutcome::Cancelled,
+        (_, Some(Cancelled::TimedOut)) => RunOutcome::TimedOut,
+        (Outcome::Later(_), None) => RunOutcome::Later,
+        (Outcome::Failed(_), None) => RunOutcome::Failed,
+        (Outcome::Permanent(_), None) => RunOutcome::Permanent,
     }
 }
 

@@ -99,7 +99,9 @@ impl Phase {
             Phase::Settling { .. } => {
                 described(P::Settling, R::Settling, "writes of an earlier runner may still arrive")
             }
+            Phase::Recording { .. } => described(P::Running, R::Action, "carried out; recording it"),
             Phase::Waving { .. } => described(P::Running, R::Objects, "applying objects"),
+            Phase::Awaiting { why, .. } => described(P::Waiting, R::Condition, why),
             Phase::Acting { cancelled: None, .. } => described(P::Running, R::Action, "the action is running"),
             Phase::Acting { .. } => described(P::Running, R::Stopping, "stopping the action"),
             Phase::Retrying { why, .. } => {

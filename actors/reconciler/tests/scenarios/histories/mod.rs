@@ -16,7 +16,7 @@ use muster_messages::{
 use muster_reconciler::AdmissionState;
 use muster_reconciler::core::admission::{Admission, Ask, Input as AdmissionInput};
 use muster_reconciler::core::eligibility::{Eligibility, EligibilityTiming, Input as Facts, Me};
-use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
+use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner, is_refused};
 use serde::de::DeserializeOwned;
 
 use self::machine::{InFlight, Keeper, Machine, Member, Part, Question, RENEW_DEADLINE};
@@ -183,6 +183,10 @@ impl History {
                 let input = match request {
                     ReconcilerRequest::Step { .. } => Input::Stepped { number, result: read(answer) },
                     ReconcilerRequest::Wave { .. } => Input::Waved { number, result: read(answer) },
+                    ReconcilerRequest::StepDone { .. } => Input::Recorded { number, result: read(answer) },
+                    ReconcilerRequest::RecordRun { .. } => {
+                        Input::RunRecorded { decided: answer.map_or_else(|error| is_refused(&error), |_| true) }
+                    }
                     _ => Input::Reported { ok: answer.is_ok() },
                 };
                 self.drive(at, input);
@@ -318,7 +322,7 @@ impl History {
             run.step(now, wall, Input::Woke, &mut out);
         }
         run.step(now, wall, input, &mut out);
-        let (term, is) = (run.who().term, machine.release.triple);
+        let (term, is) = (run.who().term, run.applies());
         let name = self.reconciler.to_owned();
         for effect in out {
             match effect {
@@ -329,6 +333,10 @@ impl History {
                 }
                 Effect::Wave { number, digest, wave } => {
                     let request = ReconcilerRequest::Wave { name: name.clone(), release: is, digest, term, wave };
+                    self.send(at, Question::Run(term, number, request));
+                }
+                Effect::Record { number, digest, step } => {
+                    let request = ReconcilerRequest::StepDone { name: name.clone(), release: is, digest, term, step };
                     self.send(at, Question::Run(term, number, request));
                 }
                 Effect::Report(progress) => {
@@ -349,6 +357,9 @@ impl History {
                     }
                 }
                 Effect::Resign => drop(self.machines[at].eligibility.step(now, Facts::Resign).clone()),
+                Effect::RecordRun(record) => {
+                    self.send(at, Question::Run(term, 0, ReconcilerRequest::RecordRun { record }));
+                }
                 Effect::Log(_) => {}
             }
         }
@@ -440,7 +451,7 @@ impl History {
                 _ => Outcome::Done,
             };
             self.runs_done += u64::from(outcome == Outcome::Done);
-            self.drive(at, Input::Acted { number, outcome, output: String::new() });
+            self.drive(at, Input::Acted { number, ended: Box::new(outcome.into()) });
         }
         if self.machines[at].run.as_ref().and_then(Run::wake_at).is_some_and(|wake| wake <= now) {
             self.drive(at, Input::Woke);

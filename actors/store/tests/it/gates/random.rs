@@ -5,6 +5,7 @@ use muster_store::apply;
 use muster_store::invariants::{check, check_step};
 use proptest::prelude::*;
 
+use super::records::{chain, run};
 use super::{Gated, NAME, definition, key, object, release, triple};
 use crate::world::*;
 
@@ -20,6 +21,20 @@ fn any_change() -> impl Strategy<Value = ReconcilerChange> {
             let lower = if triple(floor) > triple(of) { of } else { floor };
             R::Define { definition: Box::new(definition(of, lower)), replace }
         }),
+        // From `DEFINITIONS_LEVEL` on; refused below.
+        2 => (of(), 0..4usize, any::<bool>(), proptest::bool::weighted(0.1)).prop_map(|(of, steps, or_later, other)| {
+            let all = if other { ["a", "b=other", "c"] } else { ["a", "b", "c"] };
+            let mut definition = chain(of, &all[..steps.min(3)]);
+            if or_later {
+                definition.options.applies = Applies::OrLater;
+                definition.digest += "-or-later";
+            }
+            R::Define { definition: Box::new(definition), replace: true }
+        }),
+        6 => (of(), term(), prop_oneof![Just("a"), Just("b"), Just("c")]).prop_map(move |(of, term, step)| R::StepDone {
+            reconciler: name(), release: triple(of), digest: String::new(), term, step: step.to_owned()
+        }),
+        1 => (term(), 0..9u64).prop_map(|(term, of_term)| R::RecordRun(Box::new(run(term, of_term, "out")))),
         6 => (member(), of(), proptest::option::of(of()), term()).prop_map(|(key, of, needs, token)| {
             let needs = needs.map(|of| (NAME.to_owned(), triple(of))).into_iter().collect();
             let (phase, since, revision) = (ParticipantPhase::Serving, WallTime(0), Revision(0));
@@ -67,8 +82,8 @@ fn proposal() -> impl Strategy<Value = Proposal> {
 
 /// Properties at every revision of a history of arbitrary proposals by runners and participants; to make progress, the
 /// terms, tokens and epochs that they name are mostly the current ones.
-fn holds_throughout(history: Vec<(Proposal, bool)>) -> Result<(), TestCaseError> {
-    let mut world = Gated::new();
+fn holds_throughout(level: u32, history: Vec<(Proposal, bool)>) -> Result<(), TestCaseError> {
+    let mut world = Gated(World::founded_at(level));
     let mut newest_writer = FencingToken(0);
     for (proposal, true_to_life) in history {
         let tables = &world.0.tables;
@@ -87,7 +102,13 @@ fn holds_throughout(history: Vec<(Proposal, bool)>) -> Result<(), TestCaseError>
                         (*term, *epoch) = (token(&runner_lease(NAME)).unwrap_or(*term), epoch_now);
                         *digest = digest_of(release);
                     }
-                    ReconcilerChange::Apply { release, digest, term, .. } if true_to_life => {
+                    ReconcilerChange::RecordRun(run) if true_to_life => {
+                        run.term = token(&runner_lease(NAME)).unwrap_or(run.term);
+                    }
+                    ReconcilerChange::StepDone { release, digest, term, .. }
+                    | ReconcilerChange::Apply { release, digest, term, .. }
+                        if true_to_life =>
+                    {
                         (*term, *digest) = (token(&runner_lease(NAME)).unwrap_or(*term), digest_of(release));
                     }
                     _ => {}
@@ -106,6 +127,10 @@ fn holds_throughout(history: Vec<(Proposal, bool)>) -> Result<(), TestCaseError>
         if let (None, Some(gate)) = (gates(&before), gates(&world.0.tables)) {
             prop_assert_eq!(gate.now.state, GateState::Done, "a gate begins with a success");
         }
+        if let Some(record) = world.0.tables.records.chains.get(NAME) {
+            let names: std::collections::BTreeSet<&str> = record.steps.iter().map(|step| step.name.as_str()).collect();
+            prop_assert_eq!(names.len(), record.steps.len(), "a step was recorded twice");
+        }
         prop_assert_eq!(check(&world.0.tables), Ok(()));
         prop_assert_eq!(check_step(&before, &world.0.tables), Ok(()));
     }
@@ -118,6 +143,13 @@ proptest! {
     fn gate_invariants_hold_for_arbitrary_proposals(
         history in proptest::collection::vec((proposal(), proptest::bool::weighted(0.9)), 1..80)
     ) {
-        holds_throughout(history)?;
+        holds_throughout(RECONCILERS_LEVEL, history)?;
+    }
+
+    #[test]
+    fn chains_keep_the_invariants_for_arbitrary_proposals(
+        history in proptest::collection::vec((proposal(), proptest::bool::weighted(0.9)), 1..80)
+    ) {
+        holds_throughout(DEFINITIONS_LEVEL, history)?;
     }
 }

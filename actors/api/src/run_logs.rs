@@ -1,0 +1,104 @@
+//! The output of a reconciler's run, from the node that ran it: the manager that is asked finds the run in its replica, and asks that
+//! node as it does for actors.
+
+use muster_messages::wire::{ActorsAsk, RunKey, RunLogAsk, RunLogPart};
+use muster_messages::{ErrorBody, ErrorCode, RunLogView, RunRecord, Tables};
+use serde_json::json;
+
+use crate::actors::ActorRequests;
+use crate::reads::to_text;
+use crate::work::Work;
+
+/// A request for a part of a run's output.
+pub(crate) struct RunLogRequest<'a> {
+    pub work: Work<'a>,
+    pub reconciler: &'a str,
+    /// `None`: the newest run.
+    pub number: Option<u64>,
+    pub offset: u64,
+    pub wait_ms: u64,
+}
+
+impl RunLogRequest<'_> {
+    pub async fn answer(&self) -> Result<String, ErrorBody> {
+        let Work { service, manager, asked } = self.work;
+        let replica = self.work.confirmed().await?;
+        let tables = &replica.tables;
+        let run = muster_gates::run(tables, self.reconciler, self.number).ok_or_else(|| self.no_run(tables))?;
+        let RunRecord { reconciler, term, of_term, .. } = run.clone();
+        let key = RunKey { reconciler: reconciler.clone(), term, of_term };
+        let ask = ActorsAsk::RunLog(RunLogAsk { run: key, offset: self.offset, wait_ms: self.wait_ms });
+        let requests = ActorRequests { service, ask: &ask };
+        let answer = requests.of_node(manager, run.node, asked.left()).await;
+        let answer = answer.map_err(|error| away(tables, run, error))?;
+        let part: RunLogPart =
+            serde_json::from_str(&answer).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
+        let RunLogPart { kept, offset, skipped, text, next_offset, running } = part;
+        if !kept {
+            return Err(not_kept(tables, run));
+        }
+        to_text(&RunLogView {
+            node: run.node,
+            node_name: tables.nodes.get(&run.node).map(|node| node.name.clone()),
+            reconciler,
+            number: run.number,
+            term,
+            of_term,
+            offset,
+            skipped,
+            text,
+            next_offset,
+            running,
+        })
+    }
+
+    fn no_run(&self, tables: &Tables) -> ErrorBody {
+        let name = self.reconciler;
+        let Some(of) = muster_gates::runs(tables, name) else { return crate::reconcilers::no_such(name) };
+        let text = match (self.number, of.items.last()) {
+            (_, None) => {
+                format!("no run of {name} is on record; `muster reconciler status {name}` says what it waits for")
+            }
+            (Some(number), Some(last)) => format!(
+                "run {number} of {name} is not on record; `muster reconciler runs {name}` lists those that are, {} is the newest",
+                last.number
+            ),
+            (None, Some(_)) => format!("no run of {name} is on record"),
+        };
+        ErrorBody::new(ErrorCode::NotFound, text)
+    }
+}
+
+/// The node that ran it.
+fn whence(tables: &Tables, run: &RunRecord) -> String {
+    tables.nodes.get(&run.node).map_or_else(|| format!("node {}", run.node), |node| node.name.to_string())
+}
+
+/// The node cannot be asked. The details have what is on record of the run.
+fn away(tables: &Tables, run: &RunRecord, error: ErrorBody) -> ErrorBody {
+    if !matches!(error.code, ErrorCode::Unreachable | ErrorCode::TimedOut | ErrorCode::NotFound) {
+        return error;
+    }
+    let RunRecord { number, reconciler, .. } = run;
+    let text = format!(
+        "the output of run {number} of {reconciler} is on {}, which cannot be reached ({}); its first and last lines are on record",
+        whence(tables, run),
+        error.message
+    );
+    ErrorBody::new(ErrorCode::Unreachable, text).with_details(&json!({"run": muster_gates::run_view(tables, run)}))
+}
+
+/// The node has no log. The details have what is on record of the run.
+fn not_kept(tables: &Tables, run: &RunRecord) -> ErrorBody {
+    let RunRecord { number, reconciler, .. } = run;
+    let text = format!(
+        "{} has no log of run {number} of {reconciler}: only a command has one, until newer ones take its place, and its disk must take \
+         it; its first and last lines are on record",
+        whence(tables, run)
+    );
+    ErrorBody::new(ErrorCode::NotFound, text).with_details(&json!({"run": muster_gates::run_view(tables, run)}))
+}
+
+#[cfg(test)]
+#[path = "run_logs_tests.rs"]
+mod tests;

@@ -1,0 +1,51 @@
+//! Which release of each application a process can run: declared by the application, by scope. Nothing restarts when it changes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_messages::Release;
+use tokio::sync::watch;
+
+/// The declared releases, by scope.
+pub type Declared = BTreeMap<String, Release>;
+
+/// The releases that are declared, as a watched value. Clones share it.
+#[derive(Clone)]
+pub struct Releases(Arc<watch::Sender<Arc<Declared>>>);
+
+impl Default for Releases {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Arc::default())))
+    }
+}
+
+impl Releases {
+    /// From now on these are all. Candidates of a scope whose release changes end in order and stand again with the new one.
+    pub fn declare_all(&self, declared: Declared) {
+        let declared = Arc::new(declared);
+        self.0.send_if_modified(|known| {
+            let differs = *known != declared;
+            *known = Arc::clone(&declared);
+            differs
+        });
+    }
+    /// Declares the release of one scope.
+    pub fn declare(&self, scope: &str, release: Release) {
+        let mut declared = Declared::clone(&self.declared());
+        declared.insert(scope.to_owned(), release);
+        self.declare_all(declared);
+    }
+    /// The release of the process counts for this scope again.
+    pub fn withdraw(&self, scope: &str) {
+        let mut declared = Declared::clone(&self.declared());
+        declared.remove(scope);
+        self.declare_all(declared);
+    }
+    /// What is declared now.
+    pub fn declared(&self) -> Arc<Declared> {
+        self.0.borrow().clone()
+    }
+    pub(crate) fn changes(&self) -> watch::Receiver<Arc<Declared>> {
+        self.0.subscribe()
+    }
+}
