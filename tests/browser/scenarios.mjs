@@ -15,6 +15,8 @@ const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
 const PAGES = [
   ["overview", "/", "#members-rows a"],
+  ["health", "/health", "#facts dl"],
+  ["instructions", "/health?alert=MusterQuorumMarginNone", "#runbook h2"],
   ["nodes", "/nodes", "#nodes-rows a"],
   ["node", "/nodes?node=n1", "dl.facts"],
   ["actors", "/actors?node=leader", "ul.tree a"],
@@ -297,6 +299,15 @@ const scenarios = {
       const fresh = await page(browser);
       await fresh.goto(other.link);
       await until("a new login says it, too", async () => /no quorum|quorum lost/.test((await fresh.textContent("#main")) ?? ""));
+      // What to look at first is there, too, with the instructions.
+      await fresh.keyboard.press("g");
+      await fresh.keyboard.press("h");
+      await fresh.waitForSelector("h1:text('Health')");
+      await until("it names both", async () => /no quorum.*n2.*n3/s.test((await fresh.textContent("#findings")) ?? ""));
+      assert.ok((await fresh.textContent("#summary")).includes("to act on now"));
+      await fresh.screenshot({ path: join(pictures, "health-no-quorum-light.png") });
+      await fresh.click("#findings-rows a:text('MusterNoLeader')");
+      await fresh.waitForSelector("#runbook h2:text('MusterNoLeader')");
       await stop(other);
     } finally {
       for (const pid of managers) process.kill(pid, "SIGCONT");

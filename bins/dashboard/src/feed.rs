@@ -13,9 +13,9 @@ use muster_client::{Client, Failure, Outcome, Target, parse};
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, LeaseRef, LeaseRequest, ListOf, ReconcilerRequest, Request};
 use muster_messages::{
-    ActorNode, ErrorCode, EventView, EventsView, LeaseView, ListView, NodeCertificateView, NodeId, NodeListView,
-    NodeView, OfNodeView, RaftStatusView, ReconcilerStatusView, ReconcilerView, Revision, RootsView, StatusView,
-    TokenView, UserView, WallTime,
+    ActorNode, AutolockView, ErrorCode, EventView, EventsView, LeaseView, ListView, NodeActorsView,
+    NodeCertificateView, NodeCounts, NodeErrorView, NodeId, NodeListView, NodeView, OfNodeView, RaftStatusView,
+    ReconcilerStatusView, ReconcilerView, Revision, RootsView, StatusView, TokenView, UserView, WallTime,
 };
 use tokio::sync::{Notify, watch};
 
@@ -39,6 +39,9 @@ pub enum Topic {
     Users,
     Tokens,
     Roots,
+    Autolock,
+    /// The trees of the managers, voters and learners.
+    ManagerActors,
 }
 
 /// The answer to a [`Topic`].
@@ -58,6 +61,8 @@ pub enum Answer {
     Users(Vec<UserView>),
     Tokens(Vec<TokenView>),
     Roots(RootsView),
+    Autolock(AutolockView),
+    ManagerActors(Vec<NodeActorsView>),
 }
 
 impl Answer {
@@ -124,8 +129,10 @@ pub struct Point {
 pub const MAX_POINTS: usize = 900;
 /// Events that are kept.
 pub const MAX_EVENTS: usize = 1_000;
-/// The pause for each row of a list: ten thousand rows, which cost their server about a tenth of a second, are asked every eleven seconds.
-const PAUSE_PER_ROW: Duration = Duration::from_millis(1);
+/// The pause for each row of a list: ten thousand rows, which cost their server about a tenth of a second, are asked about once a minute.
+const PAUSE_PER_ROW: Duration = Duration::from_millis(5);
+/// The same for the nodes, while the status has other numbers of them than at the last question.
+const PAUSE_PER_CHANGED_ROW: Duration = Duration::from_millis(1);
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long events may be waited for.
@@ -136,8 +143,8 @@ const IDLE_PAUSE: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_secs(5);
 
 impl Topic {
-    /// The pause before the next question. `idle`: no page shows it.
-    fn pause(&self, idle: bool, newest: &Sample) -> Duration {
+    /// The pause before the next question. `idle`: no page shows it. `changed`: other answers say that this one has changed.
+    fn pause(&self, idle: bool, changed: bool, newest: &Sample) -> Duration {
         let rows = newest.answer.as_deref().map_or(0, Answer::rows);
         let pause = match self {
             Topic::Status if idle => IDLE_PAUSE,
@@ -146,9 +153,14 @@ impl Topic {
             }
             Topic::Leases | Topic::Lease(..) | Topic::Reconcilers | Topic::Reconciler(_) => Duration::from_secs(2),
             Topic::Events => Duration::from_millis(250), // its answers are waited for
-            Topic::Certificates | Topic::Users | Topic::Tokens | Topic::Roots => Duration::from_secs(5),
+            Topic::Certificates
+            | Topic::Users
+            | Topic::Tokens
+            | Topic::Roots
+            | Topic::Autolock
+            | Topic::ManagerActors => Duration::from_secs(5),
         };
-        pause + PAUSE_PER_ROW * rows
+        pause + rows * if changed { PAUSE_PER_CHANGED_ROW } else { PAUSE_PER_ROW }
     }
 
     async fn ask(&self, client: &mut Client, former: &Sample) -> Outcome<Answer> {
@@ -194,6 +206,8 @@ impl Topic {
             Topic::Users => Answer::Users(parse::<ListView<_>>(&client.list(ListOf::Users, false).await?)?.items),
             Topic::Tokens => Answer::Tokens(parse::<ListView<_>>(&client.list(ListOf::Tokens, false).await?)?.items),
             Topic::Roots => Answer::Roots(client.ask(Request::RootList).await?),
+            Topic::Autolock => Answer::Autolock(client.ask(Request::AutolockStatus).await?),
+            Topic::ManagerActors => Answer::ManagerActors(manager_actors(client).await?),
         })
     }
 }
@@ -201,6 +215,24 @@ impl Topic {
 /// As a page's address names the node; empty: the node that answers.
 pub fn actors_of(node: &str) -> ActorsOf {
     ActorsOf::asked(Some(node.to_owned()).filter(|node| !node.is_empty()), false)
+}
+
+/// The trees of the managers, one after the other: asked for all nodes, a manager would ask every worker, too.
+async fn manager_actors(client: &mut Client) -> Outcome<Vec<NodeActorsView>> {
+    let status: StatusView = client.ask(Request::Status { fresh: false }).await?;
+    let mut all = Vec::new();
+    for node in status.raft.voters.into_iter().chain(status.raft.learners) {
+        let request = Request::Actors { node: ActorsOf::Id(node), ask: ActorsAsk::Tree };
+        let answer: Outcome<OfNodeView<ActorNode>> = client.ask(request).await;
+        all.push(match answer {
+            Ok(of) => NodeActorsView { node, name: of.node_name, root: Some(of.answer), error: None },
+            Err(failure) => {
+                let error = Some(NodeErrorView { message: failure.message });
+                NodeActorsView { node, name: None, root: None, error }
+            }
+        });
+    }
+    Ok(all)
 }
 
 /// The events of before and those since, which are waited for.
@@ -237,13 +269,16 @@ pub struct Feed {
     points: Mutex<VecDeque<Point>>,
     /// Which cluster answers, and its incarnation: a restored one has other events under the same revisions.
     cluster: watch::Sender<(String, u64)>,
+    /// How many nodes there are in which state, by the newest status.
+    counts: watch::Sender<Option<NodeCounts>>,
 }
 
 impl Feed {
     /// Asks these servers.
     pub fn new(target: Target) -> Arc<Self> {
         let cluster = watch::Sender::new((String::new(), 0));
-        Arc::new(Self { target, asked: Mutex::default(), points: Mutex::default(), cluster })
+        let counts = watch::Sender::new(None);
+        Arc::new(Self { target, asked: Mutex::default(), points: Mutex::default(), cluster, counts })
     }
 
     /// The answers to a question from now on.
@@ -272,9 +307,11 @@ impl Feed {
     async fn keep_asking(self: Arc<Self>, topic: Topic, newest: watch::Sender<Sample>, wanted: Arc<Notify>) {
         let mut client = Client::to(self.target.clone(), TIMEOUT);
         let mut cluster = self.cluster.subscribe();
+        let mut counts = self.counts.subscribe();
         let mut left: Option<Instant> = None;
         loop {
             let former = newest.borrow().clone();
+            counts.mark_unchanged();
             let answer = tokio::select! {
                 answer = topic.ask(&mut client, &former) => Some(answer),
                 // A long poll is not held for a page that is gone, nor for revisions that another cluster may never reach.
@@ -305,11 +342,15 @@ impl Feed {
                     return;
                 }
             }
-            let pause = topic.pause(idle, &newest.borrow());
+            let pause = |changed: bool| topic.pause(idle, changed, &newest.borrow());
             if idle && topic == Topic::Status {
-                let _either = tokio::time::timeout(pause, wanted.notified()).await;
+                let _either = tokio::time::timeout(pause(false), wanted.notified()).await;
+            } else if topic == Topic::Nodes {
+                let (least, most) = (pause(true), pause(false));
+                tokio::time::sleep(least).await;
+                let _either = tokio::time::timeout(most.saturating_sub(least), counts.changed()).await;
             } else {
-                tokio::time::sleep(pause).await;
+                tokio::time::sleep(pause(false)).await;
             }
         }
     }
@@ -321,6 +362,12 @@ impl Feed {
             _ => None,
         };
         if let Some(status) = status {
+            let counts = Some(status.nodes.clone());
+            self.counts.send_if_modified(|known| {
+                let differs = *known != counts;
+                *known = counts;
+                differs
+            });
             let (id, incarnation) = (status.cluster.id.clone(), status.cluster.incarnation);
             self.cluster.send_if_modified(|known| {
                 let first = known.0.is_empty();
@@ -383,14 +430,13 @@ mod tests {
         let pause = |topic: Topic, idle: bool, rows: u32| {
             let mut sample = Sample::default();
             sample.take(Ok(tokens(rows)), WallTime(0));
-            topic.pause(idle, &sample)
+            let pauses = [true, false].map(|changed| topic.pause(idle, changed, &sample));
+            (pauses[0].as_secs(), pauses[1].as_secs())
         };
-        assert_eq!(pause(Topic::Nodes, false, 0), Duration::from_secs(1));
-        assert_eq!(pause(Topic::Nodes, false, 10_000), Duration::from_secs(11));
-        assert_eq!(
-            (pause(Topic::Status, false, 0), pause(Topic::Status, true, 0)),
-            (Duration::from_secs(1), IDLE_PAUSE)
-        );
+        assert_eq!(pause(Topic::Nodes, false, 0), (1, 1));
+        assert_eq!(pause(Topic::Nodes, false, 10_000), (11, 51));
+        assert_eq!(pause(Topic::Certificates, false, 10_000).1, 55);
+        assert_eq!((pause(Topic::Status, false, 0).1, pause(Topic::Status, true, 0).1), (1, IDLE_PAUSE.as_secs()));
     }
 
     #[tokio::test]
@@ -405,6 +451,7 @@ mod tests {
         };
         let feed = Feed::new(Target::Socket("/nonexistent/muster.sock".into()));
         let mut cluster = feed.cluster.subscribe();
+        let mut counts = feed.counts.subscribe();
         for (answer, changed) in [
             (status("a", 1), false),
             (status("a", 1), false),
@@ -416,8 +463,16 @@ mod tests {
             assert_eq!(cluster.has_changed().unwrap(), changed);
             cluster.mark_unchanged();
         }
+        assert!(counts.has_changed().unwrap());
+        counts.mark_unchanged();
+        feed.note(Some(&status("b", 2)));
+        assert!(!counts.has_changed().unwrap(), "the same numbers");
+        let Answer::Status(mut fewer) = status("b", 2) else { unreachable!() };
+        fewer.nodes.down = 1;
+        feed.note(Some(&Answer::Status(fewer)));
+        assert!(counts.has_changed().unwrap());
         feed.note(None);
         let points = feed.points();
-        assert_eq!((points.len(), points[0].margin, points[5].margin), (6, Some(0), None));
+        assert_eq!((points.len(), points[0].margin, points[7].margin), (8, Some(0), None));
     }
 }

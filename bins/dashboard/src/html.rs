@@ -63,10 +63,15 @@ pub fn or_dash(value: Option<impl std::fmt::Display>) -> String {
 /// A command for a terminal. Its arguments may be names that others chose, and the page's address may be a stranger's: they are
 /// quoted for the shell, and what is copied is one line.
 pub fn command(args: &[&str]) -> Markup {
-    let line = args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" ");
+    let line = line(args);
     html! {
         p.command { "In a terminal: " code { (line) } " " button type="button" data-copy=(line) { "copy" } }
     }
+}
+
+/// A line for a POSIX shell.
+pub fn line(args: &[&str]) -> String {
+    args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" ")
 }
 
 /// An argument for a POSIX shell.

@@ -1,7 +1,9 @@
 //! Release gates: what runs, what is blocked, and by whom.
 
+use std::time::Duration;
+
 use maud::{Markup, html};
-use muster_messages::{BlockerView, GateEntryView, ReconcilerPhase, ReconcilerView, word};
+use muster_messages::{BlockerView, GateEntryView, ReconcilerPhase, ReconcilerView, RunView, word};
 
 use super::{Seen, absent, none_of};
 use crate::actions::Action;
@@ -100,6 +102,7 @@ pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
                 }
             }
             dt { "Attempt" } dd { (gate.attempt) ", failures " (failures(gate)) @if let Some(retry) = gate.next_retry_at { ", next try " (time(retry)) } }
+            @if let Some(run) = &status.last_run { dt { "Last run" } dd { (last_run(run)) } }
             @if let Some((wave, waves)) = gate.wave { dt { "Wave" } dd { (wave) " of " (waves) } }
         }
     };
@@ -157,6 +160,18 @@ pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
         Part::Table(blockers),
         Part::Block("output", output),
         Part::Table(history),
+        Part::Block("runs", command(&["muster", "reconciler", "runs", name])),
         Part::Block("command", command(&["muster", "reconciler", "status", name])),
     ]
+}
+
+fn last_run(run: &RunView) -> Markup {
+    let node = run.node_name.as_ref().map_or_else(|| html! { (run.node) }, |name| node_link(name.as_str()));
+    html! {
+        (run.number) " on " (node) ", attempt " (run.attempt) ": " (text(&run.outcome.to_string()))
+        @if let Some(status) = run.exit.status { ", exit status " (status) }
+        @if let Some(signal) = run.exit.signal { ", signal " (signal) }
+        @if let Some(ms) = run.ran_for_ms { " after " (format!("{:?}", Duration::from_millis(ms))) }
+        ", begun " (time(run.began))
+    }
 }

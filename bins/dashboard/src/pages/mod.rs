@@ -4,6 +4,7 @@ mod actors;
 mod certificates;
 mod events;
 mod gates;
+mod health;
 mod leases;
 mod nodes;
 mod overview;
@@ -45,11 +46,16 @@ pub enum Page {
         node: String,
     },
     Certificates,
+    /// What is wrong, with the instructions for this alert.
+    Health {
+        alert: String,
+    },
 }
 
 /// Where the pages are, in the order of the navigation: path, name, and the key that goes there after `g`.
-pub const PLACES: [(&str, &str, char); 7] = [
+pub const PLACES: [(&str, &str, char); 8] = [
     ("/", "Overview", 'o'),
+    ("/health", "Health", 'h'),
     ("/nodes", "Nodes", 'n'),
     ("/actors", "Actors", 'a'),
     ("/leases", "Leases", 'l'),
@@ -83,6 +89,7 @@ impl Page {
             "/gates" => of("name").map_or(Page::Gates, Page::Gate),
             "/events" => Page::Events { kind: or_all("kind"), node: or_all("node") },
             "/certificates" => Page::Certificates,
+            "/health" => Page::Health { alert: or_all("alert") },
             _ => return None,
         })
     }
@@ -111,6 +118,7 @@ impl Page {
             Page::Gate(name) => vec![Topic::Reconciler(name.clone())],
             Page::Events { .. } => vec![Topic::Events, Topic::Nodes],
             Page::Certificates => vec![Topic::Certificates, Topic::Users, Topic::Tokens, Topic::Roots],
+            Page::Health { .. } => health::NEEDED.iter().skip(1).map(|(topic, _)| topic.clone()).collect(),
         };
         [vec![Topic::Status], own].concat()
     }
@@ -131,6 +139,7 @@ impl Page {
             Page::Gate(name) => (format!("Release gate {name}"), gates::one(seen, name)),
             Page::Events { kind, node } => ("Events".to_owned(), events::page(seen, kind, node)),
             Page::Certificates => ("Certificates".to_owned(), certificates::page(seen)),
+            Page::Health { alert } => ("Health".to_owned(), health::page(seen, alert)),
         };
         let title = text(&title);
         let heading = Part::Block("heading", html! { h1 tabindex="-1" { (title) } });
@@ -175,6 +184,8 @@ fn subject(topic: &Topic) -> &'static str {
         Topic::Users => "users",
         Topic::Tokens => "join tokens",
         Topic::Roots => "the roots",
+        Topic::Autolock => "autolock",
+        Topic::ManagerActors => "the managers' actors",
     }
 }
 
@@ -213,6 +224,8 @@ impl Seen {
         users: Users => Vec<muster_messages::UserView>;
         tokens: Tokens => Vec<muster_messages::TokenView>;
         roots: Roots => muster_messages::RootsView;
+        autolock: Autolock => muster_messages::AutolockView;
+        manager_actors: ManagerActors => Vec<muster_messages::NodeActorsView>;
     }
     fn nodes(&self) -> Option<&NodeListView> {
         match self.answer(&Topic::Nodes)? {

@@ -11,6 +11,8 @@ use crate::html::{Grade, action, command, filter, graded, id, link, or_dash, tex
 
 /// Rows of one page. The rest is counted, and found with the filter.
 const MAX_ROWS: usize = 100;
+/// A longer list is asked so seldom that the page says when.
+const ASKED_OFTEN: usize = 1_000;
 
 pub fn list(seen: &Seen, wanted: &str) -> Vec<Part> {
     let all: &[NodeView] = seen.nodes().map_or(&[], |nodes| &nodes.items);
@@ -23,6 +25,7 @@ pub fn list(seen: &Seen, wanted: &str) -> Vec<Part> {
             (all.len()) " nodes, " (count(&|node| node.manager.is_some())) " of them managers; "
             (count(&|node| node.state == Liveness::Ready)) " ready, " (count(&|node| node.state == Liveness::Down)) " down, "
             (count(&|node| grade(node) == Grade::Warn)) " not settled"
+            @if all.len() > ASKED_OFTEN { ", as of " (time(seen.samples.get(&Topic::Nodes).and_then(|sample| sample.at))) }
         } }
     };
     let rest = html! {

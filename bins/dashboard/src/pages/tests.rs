@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const HOSTILE: &str = "<img src=x onerror=alert(1)></script>\"'\u{202e}\u{1b}[2J";
-const NODES: [&str; 3] = ["0000000000000000000000001", "0000000000000000000000002", "0000000000000000000000003"];
+pub const HOSTILE: &str = "<img src=x onerror=alert(1)></script>\"'\u{202e}\u{1b}[2J";
+pub const NODES: [&str; 3] = ["0000000000000000000000001", "0000000000000000000000002", "0000000000000000000000003"];
 
-fn read<T: serde::de::DeserializeOwned>(document: Value) -> T {
+pub fn read<T: serde::de::DeserializeOwned>(document: Value) -> T {
     serde_json::from_value(document).unwrap()
 }
 
-fn status(reachable: usize, missing: &[&str], stale: bool) -> Value {
+pub fn status(reachable: usize, missing: &[&str], stale: bool) -> Value {
     json!({"cluster": {"id": "c", "name": "default", "incarnation": 1, "feature_level": 3}, "stale": stale,
         "as_of": "2024-01-01T00:00:00.000Z", "self": {"id": NODES[0], "name": "n1", "role": "manager"},
         "raft": {"term": 4, "leader": if stale { Value::Null } else { NODES[0].into() }, "commit": 120, "applied": 120, "voters": NODES,
@@ -23,7 +23,7 @@ fn status(reachable: usize, missing: &[&str], stale: bool) -> Value {
         "nodes": {"total": 3, "managers": 3, "workers": 0, "ready": reachable, "down": 3 - reachable}, "pending": []})
 }
 
-fn node(id: &str, name: &str, state: &str, release: &str) -> Value {
+pub fn node(id: &str, name: &str, state: &str, release: &str) -> Value {
     json!({"id": id, "name": name, "addr": "127.0.0.1:4401", "release": release, "labels": {"zone": release}, "desired_role": "manager",
         "role": "manager", "state": state, "state_since": "2024-01-01T00:00:00.000Z", "stale": false, "membership": "voter",
         "manager": {"raft_id": 1, "leader": false, "reachable": state == "ready"},
@@ -36,7 +36,7 @@ fn event(revision: u64, kind: &str, after: &str, reason: &str) -> EventView {
         "by": {"kind": "node", "id": NODES[1]}, "reason": reason, "before": null, "after": after}))
 }
 
-fn seen(answers: Vec<(Topic, Answer)>) -> Seen {
+pub fn seen(answers: Vec<(Topic, Answer)>) -> Seen {
     let at = Some(WallTime(1_704_067_200_000));
     let samples = answers
         .into_iter()
@@ -180,7 +180,9 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
         "preferred_holder": HOSTILE, "revision": 7});
     let gate = json!({"name": HOSTILE, "scope": HOSTILE, "gate": null, "runner": {"member": HOSTILE, "node": null, "release": null, "term": 3,
         "since": null}, "phase": "failed", "reason": "action", "message": HOSTILE, "last_error": HOSTILE, "next_retry_at": null, "wave": null,
-        "consecutive_failures": 3, "output": HOSTILE, "revision": 3});
+        "consecutive_failures": 3, "output": HOSTILE, "last_run": {"number": 7, "attempt": 2, "node": NODES[0], "node_name": null,
+        "release": "2.0.0", "term": 3, "of_term": 2, "began": "2024-01-01T00:00:00Z", "ran_for_ms": 1250, "outcome": HOSTILE,
+        "exit": {"status": 3, "signal": null}, "message": HOSTILE, "head": HOSTILE, "tail": HOSTILE}, "revision": 3});
     let asked = [
         Page::Overview,
         Page::Nodes { filter: HOSTILE.to_owned() },
@@ -195,6 +197,7 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
         Page::Events { kind: HOSTILE.to_owned(), node: HOSTILE.to_owned() },
         Page::Events { kind: String::new(), node: String::new() },
         Page::Certificates,
+        Page::Health { alert: HOSTILE.to_owned() },
     ];
     let seen = seen(vec![
         (Topic::Status, Answer::Status(read(status(3, &[], false)))),
@@ -202,6 +205,10 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
         (Topic::Node(HOSTILE.to_owned()), Answer::Node(Box::new(nodes.items[0].clone()))),
         (Topic::Actors(HOSTILE.to_owned()), actors()),
         (Topic::Actor(HOSTILE.to_owned(), HOSTILE.to_owned()), actors()),
+        (
+            Topic::ManagerActors,
+            Answer::ManagerActors(vec![read(json!({"node": NODES[0], "name": null, "root": actor.clone()}))]),
+        ),
         (Topic::Leases, Answer::Leases(vec![read(lease.clone())])),
         (Topic::Lease(HOSTILE.to_owned(), HOSTILE.to_owned()), Answer::Leases(vec![read(lease)])),
         (Topic::Reconcilers, Answer::Reconcilers(vec![read(gate.clone())])),
