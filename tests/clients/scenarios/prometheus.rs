@@ -1,4 +1,5 @@
-//! Prometheus: both formats pass its parsers, and it finds and scrapes all nodes with the configuration of docs/metrics.md.
+//! Prometheus: both formats pass its parsers, it finds and scrapes all nodes with the configuration of docs/metrics.md, and alerts of
+//! packaging/prometheus fire on a real cluster and are resolved.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -58,7 +59,7 @@ fn both_formats_pass_their_parsers() {
 }
 
 /// The configuration of docs/metrics.md for this cluster, whose user's files are in `folder`: by certificate, and by token.
-fn configuration(cluster: &Cluster, folder: &Path) -> String {
+fn configuration(cluster: &Cluster, folder: &Path, rules: &Path) -> String {
     let documented = std::fs::read_to_string(here().join("../../docs/metrics.md")).expect("the document exists");
     let (_, block) = documented.split_once("```yaml\nscrape_configs:\n").expect("it has a configuration");
     let (job, _) = block.split_once("```").expect("the block ends");
@@ -76,7 +77,6 @@ fn configuration(cluster: &Cluster, folder: &Path) -> String {
         .filter(|line| !line.contains("cert_file") && !line.contains("key_file"))
         .map(|line| format!("{line}\n"))
         .collect();
-    let rules = here().join("../../packaging/prometheus/muster.rules.yml");
     format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\nrule_files: [{}]\nscrape_configs:\n{job}{by_token}      \
          - {{source_labels: [__meta_muster_role], regex: manager, action: keep}}\n",
@@ -96,9 +96,8 @@ fn query(port: u16, query: &str) -> Option<BTreeMap<String, f64>> {
     series.collect()
 }
 
-#[test]
-fn prometheus_finds_and_scrapes_every_node() {
-    let cluster = Cluster::up();
+/// A Prometheus that scrapes this cluster and evaluates these rules, and its port.
+fn started(cluster: &Cluster, rules: &Path) -> (Program, u16) {
     let folder = cluster.folder().join("prometheus");
     std::fs::create_dir(&folder).expect("the folder is writable");
     let identity = cluster.folder().join("prom.json");
@@ -115,7 +114,7 @@ fn prometheus_finds_and_scrapes_every_node() {
         std::fs::write(folder.join(file), text.as_str().expect("text")).expect("the folder is writable");
     }
     let config = folder.join("prometheus.yml");
-    std::fs::write(&config, configuration(&cluster, &folder)).expect("the folder is writable");
+    std::fs::write(&config, configuration(cluster, &folder, rules)).expect("the folder is writable");
     let mut check = Command::new(prometheus("promtool"));
     check.args(["check", "config"]).arg(&config);
     accepts(check, "");
@@ -127,7 +126,17 @@ fn prometheus_finds_and_scrapes_every_node() {
     command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
     let mut running = Program::start("prometheus", command);
     running.wait_for_line("Server is ready to receive web requests");
+    (running, port)
+}
 
+fn shipped_rules() -> PathBuf {
+    here().join("../../packaging/prometheus/muster.rules.yml")
+}
+
+#[test]
+fn prometheus_finds_and_scrapes_every_node() {
+    let cluster = Cluster::up();
+    let (_running, port) = started(&cluster, &shipped_rules());
     let all = |up: &[&str], down: &[&str]| -> BTreeMap<String, f64> {
         let named =
             |names: &[&str], value| names.iter().map(move |name| ((*name).to_owned(), value)).collect::<Vec<_>>();
@@ -147,4 +156,63 @@ fn prometheus_finds_and_scrapes_every_node() {
     let pending =
         "ALERTS{job=\"muster-prod\",alertstate=\"pending\",alertname=~\"MusterNotScraped|MusterQuorumMarginNone\"}";
     sees(&format!("count({pending})"), &BTreeMap::from([(String::new(), 2.0)]));
+}
+
+/// Whether an alert of the cluster fires now.
+fn fires(port: u16, alert: &str) -> Option<bool> {
+    let firing = format!("count(ALERTS{{job=\"muster-prod\",alertstate=\"firing\",alertname=\"{alert}\"}})");
+    query(port, &firing).map(|found| !found.is_empty())
+}
+
+/// A definition whose command fails for good until there is a file.
+fn failing_reconciler(cluster: &Cluster, file: &Path) -> String {
+    let release = cluster.document(&["node", "ls"])["items"][0]["release"].as_str().expect("a release").to_owned();
+    let script = format!("test -e '{}' || exit 78", file.display());
+    let text = format!(
+        "name = \"schema\"\nrelease = \"{release}\"\nscope = \"db\"\nfloor = \"{release}\"\n[command]\nargv = [\"sh\", \"-c\", \
+         {script:?}]\n"
+    );
+    let definition = cluster.folder().join("schema.toml");
+    std::fs::write(&definition, text).expect("the folder is writable");
+    definition.display().to_string()
+}
+
+/// A13. The shipped expressions on a real cluster's series; only the times for which they must hold are shorter.
+#[test]
+fn alerts_fire_on_a_real_cluster_and_are_resolved() {
+    let mut cluster = Cluster::up();
+    let shipped = std::fs::read_to_string(shipped_rules()).expect("the rules exist");
+    let quick = |line: &str| if line.trim_start().starts_with("for: ") { "        for: 2s" } else { line }.to_owned();
+    let rules = cluster.folder().join("quick.rules.yml");
+    std::fs::write(&rules, shipped.lines().map(|line| quick(line) + "\n").collect::<String>()).expect("writable");
+    let (_running, port) = started(&cluster, &rules);
+    let alerts = ["MusterNotScraped", "MusterQuorumMarginNone", "MusterReconcilerFailed"];
+    let becomes = |alert: &str, wanted: bool| {
+        let what = format!("{alert} {}", if wanted { "fires" } else { "is resolved" });
+        eventually(&what, || (fires(port, alert)? == wanted).then_some(()));
+    };
+    eventually("it scrapes every node", || {
+        let up = query(port, "up{job=\"muster-prod\"}")?;
+        (up.len() == 4 && up.values().all(|up| *up == 1.0)).then_some(())
+    });
+    for alert in alerts {
+        assert_eq!(fires(port, alert), Some(false), "{alert}");
+    }
+
+    let repaired = cluster.folder().join("repaired");
+    let definition = failing_reconciler(&cluster, &repaired);
+    cluster.muster(&["reconciler", "apply", "-f", &definition]).ended(0);
+    becomes("MusterReconcilerFailed", true);
+    assert_eq!(fires(port, "MusterQuorumMarginNone"), Some(false));
+    let down = cluster.followers().remove(0);
+    cluster.kill(&down);
+    becomes("MusterNotScraped", true);
+    becomes("MusterQuorumMarginNone", true);
+
+    std::fs::write(&repaired, "").expect("the folder is writable");
+    cluster.muster(&["reconciler", "retry", "schema"]).ended(0);
+    becomes("MusterReconcilerFailed", false);
+    cluster.restart(&[down]);
+    becomes("MusterNotScraped", false);
+    becomes("MusterQuorumMarginNone", false);
 }

@@ -125,3 +125,43 @@ fn programs_trust_each_other_through_a_root_rotation() {
     let mut wrong = served.rust(&served.cluster.folder().join("late"), &["call", &address, &served.id("shop/late")]);
     wrong.wait_for_line("failed");
 }
+
+/// Tokens of one library are good for the other, before, while and after the root is replaced.
+#[test]
+fn tokens_are_good_through_a_root_rotation() {
+    let served = Served::up();
+    let program = Path::new(env!("CARGO_BIN_EXE_workload_jwt"));
+    served.set("shop/web", &own_user(), &[]);
+    let refused = EndedProgram::of(served.python(&["jwt", "db"])).ended(1);
+    assert!(refused.stderr.contains("PERMISSION_DENIED"), "{}", refused.stderr);
+    served.set("shop/web", &own_user(), &["--jwt"]);
+    let id = served.id("shop/web");
+    let shown = |keys: usize| {
+        let said = EndedProgram::of(served.python(&["jwt", "db"])).ended(0).stdout;
+        let token = said.lines().last().expect("a token").to_owned();
+        assert_eq!(said, format!("token of {id} for ['db']\nvalidated {id}\nparsed {id} keys {keys}\n{token}\n"));
+        token
+    };
+    let first = shown(1);
+    let judge = |token: &str| {
+        let good = format!("good {id}\n");
+        assert_eq!(EndedProgram::of(served.command(program, &["judge", "db", token])).ended(0).stdout, good);
+        assert_eq!(EndedProgram::of(served.python(&["judge", "db", token])).ended(0).stdout, good);
+    };
+    judge(&first);
+    for (audience, token) in [("other", first.as_str()), ("db", &first[..first.len() - 8])] {
+        EndedProgram::of(served.command(program, &["judge", audience, token])).ended(1);
+        EndedProgram::of(served.python(&["judge", audience, token])).ended(1);
+    }
+    let mut rust = served.rust(program, &["show", "db"]);
+    rust.wait_for_line(&format!("token of {id} {id} keys 1"));
+
+    let settled = served.cluster.document(&["ca", "rotate", "--wait"]);
+    assert_eq!(settled["settled"], true, "{settled}");
+    rust.wait_for_line(&format!("token of {id} {id} keys 2"));
+    judge(&first);
+    let second = shown(2);
+    judge(&second);
+    let kid = |token: &str| token.split('.').next().map(str::to_owned);
+    assert_ne!(kid(&first), kid(&second), "the other root signs");
+}
