@@ -68,6 +68,13 @@ fn calls(at: &str) -> Vec<Call> {
         ("GET", "/v1/reconcilers/{name}", "/v1/reconcilers/feature-level".to_owned(), none.clone()),
         ("GET", "/v1/reconcilers/{name}/plan", own("/v1/reconcilers/r-{at}/plan"), none.clone()),
         ("GET", "/v1/reconcilers/{name}/history", "/v1/reconcilers/feature-level/history".to_owned(), none.clone()),
+        ("GET", "/v1/reconcilers/{name}/runs", "/v1/reconcilers/feature-level/runs".to_owned(), none.clone()),
+        (
+            "GET",
+            "/v1/reconcilers/{name}/runs/{run}/log",
+            "/v1/reconcilers/feature-level/runs/last/log?offset=0&wait=1ms".to_owned(),
+            none.clone(),
+        ),
         (
             "PUT",
             "/v1/objects/{kind}/{namespace}/{name}",
@@ -126,6 +133,13 @@ fn calls(at: &str) -> Vec<Call> {
             "/v1/reconcilers/feature-level/force-floor".to_owned(),
             json!({"release": "1.0.0"}),
         ),
+        (
+            "POST",
+            "/v1/members/{scope}/{member}",
+            own("/v1/members/s-{at}/external"),
+            json!({"release": "1.0.0", "allow_undefined_scope": true}),
+        ),
+        ("GET", "/v1/objects", "/v1/objects?watch=1&since=1".to_owned(), none.clone()),
         ("POST", "/v1/members/{scope}/{member}/drain", "/v1/members/s/nobody/drain".to_owned(), none.clone()),
         ("DELETE", "/v1/members/{scope}/{member}", "/v1/members/s/nobody".to_owned(), none.clone()),
         ("DELETE", "/v1/reconcilers/{name}", own("/v1/reconcilers/r-{at}"), none.clone()),
@@ -173,10 +187,11 @@ fn described_operations(described: &Value) -> BTreeSet<(String, String)> {
 
 /// Schemas that a healthy cluster of four nodes may not answer with. A test of `muster-api` checks views of each of them, except that of
 /// what `muster reconciler apply` sends.
-const RARE: [&str; 18] = [
+const RARE: [&str; 24] = [
     "Blocker",
     "Condition",
     "Definition",
+    "DeletedObject",
     "Duplicate",
     "ForcedFloor",
     "GateTarget",
@@ -188,8 +203,13 @@ const RARE: [&str; 18] = [
     "Pending",
     "PlannedObject",
     "PlannedSide",
+    "PlannedWait",
     "RootExpiry",
     "RootsMissing",
+    "Run",
+    "RunExit",
+    "RunLog",
+    "Step",
     "Unlocked",
     "WorkloadHolder",
 ];

@@ -15,6 +15,7 @@ use crate::harness::{MUSTER, permit};
 const WAIT_LIMIT: Duration = Duration::from_secs(240);
 
 const MIGRATION: &str = include_str!("../../docs/walks/migration.md");
+const TWO_APPLICATIONS: &str = include_str!("../../docs/walks/two-applications.md");
 const ON_CALL: &str = include_str!("../../docs/walks/on-call.md");
 
 /// A document's shell blocks, in order.
@@ -76,6 +77,26 @@ fn migration_walk_runs_as_written() {
         "exit 3",
     ] {
         assert!(said.contains(line) || services.contains(line), "{line}\n{said}\n{services}");
+    }
+}
+
+#[test]
+#[ignore = "full tier"]
+fn two_applications_walk_runs_as_written() {
+    let _permit = permit();
+    let folder = temporary_folder("walk").expect("a temporary folder");
+    let (exit, said) = run(&shell_of(TWO_APPLICATIONS), folder.path());
+    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
+    for line in [
+        "shop         1.0.0",
+        "the node's own",
+        "customers by 1.0.0",
+        "orders by 1.1.0",
+        "step customers has run by the definition of 1.0.0",
+        "another content under its name",
+        "exit 6",
+    ] {
+        assert!(said.contains(line), "{line}\n{said}");
     }
 }
 

@@ -1,10 +1,12 @@
-//! The Debian package, built from the programs under test.
+//! The packages, built from the programs under test, and installed below a folder: nothing here touches this machine.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::MUSTERD;
+use muster_messages::Role;
+
+use crate::harness::{MUSTERD, World};
 
 /// Runs a program to its successful end.
 #[track_caller]
@@ -15,8 +17,21 @@ fn run(command: &mut Command) -> String {
     text
 }
 
-fn build(out: &Path) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/deb/build");
+/// Whether a line of a script starts a daemon. Texts and comments speak of it.
+fn starts(line: &&str) -> bool {
+    line.contains("start") && !line.contains("echo") && !line.trim_start().starts_with('#')
+}
+
+fn is_installed(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        println!("{program} is not installed: nothing was checked with it");
+    }
+    found
+}
+
+fn build(kind: &str, out: &Path) -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(kind).join("build");
     let programs = Path::new(MUSTERD).parent().expect("a program is in a directory");
     // Uncompressed: what is tested is its content.
     // The builder's mask does not change the package's modes.
@@ -32,13 +47,12 @@ fn build(out: &Path) -> PathBuf {
 #[test]
 #[ignore = "full tier"]
 fn debian_package_holds_all_and_starts_nothing() {
-    if Command::new("dpkg-deb").arg("--version").output().is_err() {
-        println!("dpkg-deb is not installed: no package was built");
+    if !is_installed("dpkg-deb") {
         return;
     }
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let package = build(&dir.path().join("a"));
-    let again = build(&dir.path().join("b"));
+    let package = build("deb", &dir.path().join("a"));
+    let again = build("deb", &dir.path().join("b"));
     let bytes = |path: &Path| std::fs::read(path).expect("it was built");
     assert!(bytes(&package) == bytes(&again), "the same programs give the same bytes");
 
@@ -69,8 +83,127 @@ fn debian_package_holds_all_and_starts_nothing() {
     let script = |name: &str| std::fs::read_to_string(control.join(name)).expect("a script");
     for name in ["postinst", "prerm", "postrm"] {
         run(Command::new("sh").arg("-n").arg(control.join(name)));
-        let starts = |line: &&str| line.trim_start().starts_with("systemctl") && line.contains("start");
         assert_eq!(script(name).lines().find(starts), None, "{name}");
     }
     assert!(script("conffiles").lines().any(|line| line == "/etc/muster/musterd.toml"));
+    if is_installed("lintian") {
+        // Not compressed: see `build`.
+        let tarballs = "uses-no-compression-for-control-tarball,uses-no-compression-for-data-tarball";
+        let mut lintian = Command::new("lintian");
+        lintian.args(["--allow-root", "--suppress-tags", tarballs, "--fail-on", "error,warning"]).arg(&package);
+        assert_eq!(run(&mut lintian), "");
+    }
+}
+
+/// A system below a folder, with no other package.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(folder: &Path) -> Self {
+        let state = folder.join("var/lib/dpkg");
+        for folder in ["info", "updates", "triggers"] {
+            std::fs::create_dir_all(state.join(folder)).expect("it is ours");
+        }
+        std::fs::create_dir_all(folder.join("etc")).expect("it is ours");
+        for file in ["status", "available"] {
+            std::fs::write(state.join(file), "").expect("it is ours");
+        }
+        Self(folder.to_owned())
+    }
+
+    /// The scripts run outside of it, with DPKG_ROOT: they have no shell there.
+    #[track_caller]
+    fn dpkg(&self, action: &[&str]) -> String {
+        let mut dpkg = Command::new("fakeroot");
+        dpkg.arg("dpkg").arg(format!("--root={}", self.0.display()));
+        let log = format!("--log={}", self.0.join("dpkg.log").display());
+        dpkg.args(["--force-not-root", "--force-script-chrootless", "--force-depends", &log]);
+        run(dpkg.args(action))
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
+    fn mode(&self, path: &str) -> u32 {
+        std::fs::metadata(self.at(path)).unwrap_or_else(|why| panic!("{path}: {why}")).permissions().mode() & 0o777
+    }
+}
+
+/// A11. A daemon that runs is left alone by an upgrade, and its data by a purge.
+#[test]
+#[ignore = "full tier"]
+fn debian_package_is_installed_upgraded_and_purged() {
+    if !is_installed("dpkg-deb") || !is_installed("fakeroot") || !is_installed("systemd-sysusers") {
+        return;
+    }
+    let mut world = World::new();
+    let package = build("deb", &world.folder().join("deb")).display().to_string();
+    let root = Root::new(&world.folder().join("root"));
+    let installed = root.dpkg(&["-i", &package]);
+    assert!(installed.contains("nothing was started"), "{installed}");
+    let users = std::fs::read_to_string(root.at("etc/passwd")).expect("it was written");
+    assert!(users.contains("muster:") && users.contains("/usr/sbin/nologin"), "{users}");
+    assert_eq!((root.mode("etc/muster"), root.mode("etc/muster/musterd.toml")), (0o750, 0o640));
+    assert!(!root.at("etc/systemd").exists() && !root.at("var/lib/muster").exists(), "nothing is enabled or started");
+
+    // The installed program leads a cluster of two.
+    let mut command = Command::new(root.at("usr/bin/musterd"));
+    let node = world.node("n1");
+    command.args(node.arguments()).arg("--init");
+    node.spawn(command).ready();
+    world.join_more(1, Role::Manager);
+    world.all_settled();
+    let leader = world.leader_seen_by("n2");
+    let pid = world.node("n1").pid();
+    let config = root.at("etc/muster/musterd.toml");
+    std::fs::write(&config, "# ours\n").expect("it is ours");
+    std::fs::set_permissions(root.at("etc/muster"), PermissionsExt::from_mode(0o700)).expect("it is ours");
+    root.dpkg(&["-i", &package]);
+    assert_eq!(std::fs::read_to_string(&config).expect("it is kept"), "# ours\n");
+    assert_eq!(root.mode("etc/muster"), 0o700, "an upgrade changes no mode that an operator chose");
+    assert_eq!((world.node("n1").pid(), world.leader_seen_by("n2")), (pid, leader));
+    let runs = std::fs::read_link(format!("/proc/{pid}/exe")).expect("it runs");
+    assert!(runs.display().to_string().ends_with("(deleted)"), "the program was replaced: {}", runs.display());
+
+    let (data, wants) = (root.at("var/lib/muster"), root.at("etc/systemd/system/multi-user.target.wants"));
+    for folder in [&data, &wants] {
+        std::fs::create_dir_all(folder).expect("it is ours");
+    }
+    let enabled = wants.join("musterd.service");
+    std::os::unix::fs::symlink("/usr/lib/systemd/system/musterd.service", &enabled).expect("it is ours");
+    root.dpkg(&["--remove", "muster"]);
+    assert!(config.exists() && !root.at("usr/bin/musterd").exists());
+    assert!(enabled.symlink_metadata().is_err(), "the next installation would start it at a boot");
+    let purged = root.dpkg(&["--purge", "muster"]);
+    assert!(purged.contains("/var/lib/muster is kept") && data.exists() && !config.exists(), "{purged}");
+}
+
+#[test]
+#[ignore = "full tier"]
+fn rpm_package_holds_all_and_starts_nothing() {
+    if !is_installed("rpmbuild") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let package = build("rpm", &dir.path().join("a"));
+    let again = build("rpm", &dir.path().join("b"));
+    let bytes = |path: &Path| std::fs::read(path).expect("it was built");
+    assert!(bytes(&package) == bytes(&again), "the same programs give the same bytes");
+    let asked = |what: &[&str]| run(Command::new("rpm").arg("-qp").args(what).arg(&package));
+    let files =
+        asked(&["--qf", "[%{FILENAMES} %{FILEMODES:perms} %{FILEUSERNAME}:%{FILEGROUPNAME} %{FILEFLAGS:fflags}\n]"]);
+    for line in [
+        "/etc/muster drwxr-x--- root:muster",
+        "/etc/muster/musterd.toml -rw-r----- root:muster cn",
+        "/usr/bin/musterd -rwxr-xr-x root:root",
+        "/usr/bin/muster -rwxr-xr-x root:root",
+        "/usr/lib/systemd/system/musterd.service -rw-r--r-- root:root",
+        "/usr/share/man/man8/musterd.8.gz -rw-r--r-- root:root",
+    ] {
+        assert!(files.lines().any(|found| found.trim_end().starts_with(line)), "{line}: {files}");
+    }
+    let scripts = asked(&["--scripts"]);
+    assert_eq!(scripts.lines().find(starts), None, "{scripts}");
+    assert!(scripts.contains("/var/lib/muster is kept"), "{scripts}");
 }

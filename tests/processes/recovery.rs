@@ -33,7 +33,7 @@ fn all_files(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
 }
 
 /// Runs a daemon that exits at once: status, stdout, stderr. One that serves instead is killed.
-fn at_once(folder: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
+pub fn at_once(folder: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(MUSTERD);
     command.arg("--data-dir").arg(folder).args(["--listen", "127.0.0.1:0"]).args(flags);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());

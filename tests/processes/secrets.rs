@@ -116,6 +116,13 @@ fn requests(token: &str) -> Vec<Request> {
         Request::Reconciler(ReconcilerRequest::MemberList { scope: None }),
         Request::Reconciler(ReconcilerRequest::ObjectList { kind: None, namespace: None }),
         Request::Reconciler(ReconcilerRequest::History { name: "feature-level".to_owned() }),
+        Request::Reconciler(ReconcilerRequest::Runs { name: "feature-level".to_owned() }),
+        Request::Reconciler(ReconcilerRequest::Log {
+            name: "feature-level".to_owned(),
+            run: None,
+            offset: 0,
+            wait_ms: 0,
+        }),
         kube("GET", "/apis/coordination.k8s.io/v1/leases"),
         kube("GET", "/api/v1/configmaps"),
         actors(ActorsOf::All, ActorsAsk::Tree),
@@ -209,6 +216,7 @@ fn calls(described: &Value, actors: &[String]) -> Vec<(String, String)> {
                 ("{kind}", "K"),
                 ("{namespace}", "default"),
                 ("{name}", "feature-level"),
+                ("{run}", "last"),
             ];
             let path = fill.iter().fold(path.clone(), |path, (from, to)| path.replace(from, to));
             calls.push((method, path));

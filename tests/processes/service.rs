@@ -68,6 +68,36 @@ fn daemon_reports_its_state_to_its_service_manager() {
     assert_eq!(world.node("n1").exit(), Some(0));
 }
 
+/// A17. As the unit of `packaging/systemd` passes it: an empty credential where no token is.
+#[test]
+fn join_token_comes_as_a_credential() {
+    let mut world = World::new();
+    world.node("n1").start(&["--init"]).ready();
+    let (seed, token) = (world.node("n1").listen.to_string(), world.token(muster_messages::Role::Worker));
+    let credentials = world.folder().join("credentials");
+    std::fs::create_dir(&credentials).expect("the world's folder is writable");
+    let credential = credentials.join("muster-join-token");
+    std::fs::write(&credential, "\n").expect("it is ours");
+    world.node("n2").environment.push(("CREDENTIALS_DIRECTORY", credentials.into()));
+    world.node("n2").start(&["--join", &seed]);
+    assert_eq!(world.node("n2").exit(), Some(2));
+    let said = world.nodes_log("n2");
+    assert!(said.contains("the credential muster-join-token that systemd passes is empty"), "{said}");
+
+    std::fs::write(&credential, &token).expect("it is ours");
+    world.node("n2").start(&["--join", &seed]).ready();
+    let process = Path::new("/proc").join(world.node("n2").pid().to_string());
+    for file in ["cmdline", "environ"] {
+        let bytes = std::fs::read(process.join(file)).expect("the daemon runs");
+        assert!(!String::from_utf8_lossy(&bytes).contains(&token), "{file} has the token");
+    }
+    assert!(!world.nodes_log("n2").contains(&token));
+    // It has an identity now.
+    std::fs::write(&credential, "\n").expect("it is ours");
+    world.node("n2").stop();
+    world.node("n2").start(&["--join", &seed]).ready();
+}
+
 /// Writes a node's file, and asks its daemon to read it.
 fn reload(world: &mut World, text: &str, outcome: &str) {
     let node = world.node("n1");

@@ -4,7 +4,7 @@
 mod checks;
 mod cluster;
 mod faults;
-mod vitals;
+pub mod vitals;
 
 use std::time::{Duration, Instant};
 

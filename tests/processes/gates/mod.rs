@@ -2,14 +2,19 @@
 
 mod barrier;
 mod demoted;
+mod external;
 mod failing;
 mod gone;
 mod guarded;
 mod race;
 mod record;
+mod releases;
+mod run_history;
 mod sets;
 mod terms;
 mod upgrade;
+mod waits;
+mod watching;
 mod writes;
 
 use muster_messages::{Rng, Role};

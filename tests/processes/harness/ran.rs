@@ -140,6 +140,11 @@ impl ForegroundMuster {
         }
     }
 
+    /// A line that it has printed, if there is one that was not read.
+    pub fn next_line(&self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
     /// What was read so far.
     pub fn seen(&self) -> &str {
         &self.seen

@@ -75,6 +75,12 @@ fn until<T>(what: &str, mut snapshot: impl FnMut() -> Result<T, String>) -> T {
     }
 }
 
+/// Starts a manager that serves workloads.
+fn start(world: &mut World, name: &str) {
+    let socket = world.folder().join(format!("{name}.w"));
+    world.node(name).start(&["--workload-socket", socket.to_str().expect("the folder's path is text")]).ready();
+}
+
 impl Stage {
     /// Three managers and a worker.
     pub fn set(at_work: bool) -> Self {
@@ -83,6 +89,11 @@ impl Stage {
         world.node("n1").start(&["--init"]).ready();
         for (count, role) in [(2, Role::Manager), (1, Role::Worker)] {
             world.join_more(count, role);
+        }
+        world.all_settled();
+        for name in MANAGERS {
+            world.node(name).stop();
+            start(&mut world, name);
         }
         world.all_settled();
         let fixtures = Fixtures::move_in(&world);
@@ -210,9 +221,9 @@ impl Stage {
             self.inject(failure, how);
         }
         for failure in wave.iter().filter(|failure| failure.tops.is_none()) {
-            let node = self.world.node(failure.node);
-            assert_eq!(node.exit(), Some(1), "{} of {} fails too often", failure.path, failure.node);
-            node.start(&[]).ready();
+            let exit = self.world.node(failure.node).exit();
+            assert_eq!(exit, Some(1), "{} of {} fails too often", failure.path, failure.node);
+            start(&mut self.world, failure.node);
         }
         let what = format!("all nodes are healthy after {name} of {wave:#?}");
         let now = until(&what, || self.restored(&wave, how));
