@@ -46,7 +46,7 @@ pub use self::ports::{
     MAX_HEAD_BYTES, MAX_OUTPUT_BYTES,
 };
 pub use self::reconcilers::{Reconcilers, reconcilers_spec};
-pub use self::releases::{Declared, Releases};
+pub use self::releases::{Declared, NOT_INSTALLED, Releases};
 pub use self::run_view::RunView;
 pub use self::spec::ReconcilerSpec;
 pub use self::wiring::Setup;

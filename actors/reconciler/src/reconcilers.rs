@@ -120,7 +120,7 @@ impl ReconcilersShell {
     fn watch(&mut self, cx: &Cx<Msg>) {
         let declared = self.setup.releases.declared();
         let releases: BTreeSet<Triple> =
-            declared.values().chain([&self.setup.release]).map(|release| release.triple).collect();
+            declared.scopes.values().flatten().chain([&self.setup.release]).map(|release| release.triple).collect();
         self.watched.retain(|release, watched| {
             let wanted = releases.contains(release);
             if !wanted {
@@ -149,8 +149,9 @@ impl ReconcilersShell {
             for name in definitions.items.keys().filter(|name| self.setup.may_run(name)) {
                 // A manager of an older build names no scope: as for such a build, the process has one release.
                 let scope = definitions.scopes.get(name);
-                let ours = scope.map_or_else(|| self.setup.release.clone(), |scope| self.setup.release_for(scope));
-                if ours.triple == *release {
+                let ours =
+                    scope.map_or_else(|| Some(self.setup.release.clone()), |scope| self.setup.release_for(scope));
+                if let Some(ours) = ours.filter(|ours| ours.triple == *release) {
                     wanted.insert(name.clone(), ours);
                 }
             }
@@ -238,6 +239,6 @@ impl Shell for ReconcilersShell {
         let trouble = self.watched.values().find_map(|watched| watched.trouble.as_ref());
         let declared = &*self.setup.releases.declared();
         let lost = self.setup.commands.as_ref().map_or(0, |commands| commands.lost_log_bytes());
-        json!({"release": self.setup.release, "declared": declared, "running": names, "trouble": trouble, "lost_log_bytes": lost})
+        json!({"release": self.setup.release, "declared": declared.scopes, "running": names, "trouble": trouble, "lost_log_bytes": lost})
     }
 }

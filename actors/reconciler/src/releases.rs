@@ -6,8 +6,27 @@ use std::sync::Arc;
 use muster_messages::Release;
 use tokio::sync::watch;
 
-/// The declared releases, by scope.
-pub type Declared = BTreeMap<String, Release>;
+/// In place of a release: nothing of the scope can be run here.
+pub const NOT_INSTALLED: &str = "none";
+
+/// The releases that are declared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Declared {
+    /// By scope. `None`: nothing of the scope can be run here, whatever the release of the process.
+    pub scopes: BTreeMap<String, Option<Release>>,
+    /// More may be declared than is known: nothing of a scope that is missing in `scopes` can be run.
+    pub incomplete: bool,
+}
+
+impl Declared {
+    /// What can be run of a scope by a process of this release.
+    pub fn of_scope(&self, scope: &str, release: &Release) -> Option<Release> {
+        match self.scopes.get(scope) {
+            Some(declared) => declared.clone(),
+            None => (!self.incomplete).then(|| release.clone()),
+        }
+    }
+}
 
 /// The releases that are declared, as a watched value. Clones share it.
 #[derive(Clone)]
@@ -29,16 +48,16 @@ impl Releases {
             differs
         });
     }
-    /// Declares the release of one scope.
-    pub fn declare(&self, scope: &str, release: Release) {
+    /// Declares the release of one scope. `None`: nothing of it can be run here.
+    pub fn declare(&self, scope: &str, release: impl Into<Option<Release>>) {
         let mut declared = Declared::clone(&self.declared());
-        declared.insert(scope.to_owned(), release);
+        declared.scopes.insert(scope.to_owned(), release.into());
         self.declare_all(declared);
     }
     /// The release of the process counts for this scope again.
     pub fn withdraw(&self, scope: &str) {
         let mut declared = Declared::clone(&self.declared());
-        declared.remove(scope);
+        declared.scopes.remove(scope);
         self.declare_all(declared);
     }
     /// What is declared now.

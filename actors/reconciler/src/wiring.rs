@@ -59,8 +59,8 @@ impl Setup {
     }
 
     /// What it can run for the reconcilers of a scope.
-    pub fn release_for(&self, scope: &str) -> Release {
-        self.releases.declared().get(scope).unwrap_or(&self.release).clone()
+    pub fn release_for(&self, scope: &str) -> Option<Release> {
+        self.releases.declared().of_scope(scope, &self.release)
     }
 
     /// Refuses durations with which no candidate could be elected.

@@ -23,10 +23,10 @@ pub use self::ca::{CaCommand, RootArg, RotateArgs};
 pub use self::dashboard::DashboardArgs;
 pub use self::events::EventsArgs;
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
-use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP, RELEASE_HELP};
 pub use self::reconciler::{
-    MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName, ReleaseCommand,
+    Installed, MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName, ReleaseCommand,
 };
+use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP, RELEASE_HELP};
 pub use self::workload::{WorkloadArgs, WorkloadCommand};
 
 /// Muster: cluster membership, node roles, certificates and leader election.

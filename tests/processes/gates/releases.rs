@@ -1,4 +1,5 @@
-//! A release with a suffix is refused at every entrance: a gate could not tell two builds of one release apart.
+//! Releases as they are given: one with a suffix is refused at every entrance, for a gate could not tell two builds of one release apart;
+//! one that was just declared counts at once.
 
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{Participant, ParticipantKey, ParticipantPhase, Release, Revision, SessionId, Triple, WallTime};
@@ -106,4 +107,33 @@ fn suffixed_release_is_refused_at_every_entrance() {
         assert_eq!(node.exit(), Some(2), "{}", node.log());
         assert!(node.log().contains(WHY), "{}", node.log());
     }
+}
+
+/// As a deployment does it: the file of the new release is put in place, and the service is restarted at once.
+#[test]
+fn service_started_at_once_announces_what_was_just_declared() {
+    let mut world = World::with(1, 0);
+    let declared = world.muster(&["release", "ls"]).ended(0).json();
+    let directory = std::path::PathBuf::from(declared["directory"].as_str().expect("a directory"));
+    std::fs::create_dir_all(&directory).expect("the data directory is ours");
+    let file = directory.join("shop.toml");
+    let ready = |world: &mut World| {
+        let args = ["wait-ready", "shop", "--allow-undefined-scope", "--timeout", "1m", "-o", "json"];
+        world.muster(&args).ended(0).json()["release"].clone()
+    };
+    for release in ["1.0.0", "2.0.0", "1.5.0"] {
+        let new = directory.join(".new");
+        std::fs::write(&new, format!("scope = \"shop\"\nrelease = \"{release}\"\n")).expect("the directory is ours");
+        std::fs::rename(&new, &file).expect("the directory is ours");
+        assert_eq!(ready(&mut world), release);
+    }
+    // In doubt, and with nothing installed, the release must be named.
+    for (text, why) in [("scope = ", "in doubt"), ("scope = \"shop\"\nrelease = \"none\"\n", "nothing of shop")] {
+        std::fs::write(&file, text).expect("the directory is ours");
+        let refused = world.muster(&["wait-ready", "shop", "--allow-undefined-scope", "--timeout", "1m"]).ended(2);
+        assert!(refused.stderr.contains(why) && refused.stderr.contains("--release"), "{}", refused.stderr);
+    }
+    world.muster(&["release", "declare", "shop", "none"]).ended(0);
+    let listed = world.muster(&["release", "ls"]).ended(0);
+    assert!(listed.json()["declared"]["shop"].is_null(), "{}", listed.stdout);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_elector::clock::TokioTime;
 use muster_messages::{ChainStep, CommandAction};
-use muster_reconciler::{ReconcilerSpec, Releases, Setup};
+use muster_reconciler::{Declared, ReconcilerSpec, Releases, Setup};
 use tokio::time::Instant;
 
 use crate::cluster::World;
@@ -60,6 +60,30 @@ async fn a_declared_release_changes_without_a_restart() {
     releases.withdraw("db");
     world.until("nothing of the scope runs here", |judge| runner(judge, "schema").is_none()).await;
     world.end([node]).await;
+}
+
+/// Otherwise a node without the application, but with a high release of its own, would stand before those that have it.
+#[tokio::test(start_paused = true)]
+async fn a_node_declares_that_it_has_nothing_of_a_scope() {
+    let world = World::begin().await;
+    let (commands, releases) = (Commands::default(), Releases::default());
+    releases.declare("db", None);
+    let without = Setup {
+        clock: Arc::new(TokioTime),
+        node: Some(node_id("n1")),
+        commands: Some(commands.on("n1")),
+        releases: releases.clone(),
+        ..Setup::new(world.link("n1"), "n1", release("9.0.0"))
+    };
+    let without = Node::with(&world, without).await;
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once().or_later())));
+    world.stays("no node has it", 30, |judge| runner(judge, "schema").is_none()).await;
+    let incomplete = Declared { incomplete: true, ..Declared::default() };
+    releases.declare_all(incomplete);
+    world.stays("what is declared is not known", 30, |judge| runner(judge, "schema").is_none()).await;
+    let with = Node::start(&world, "n2", "1.0.1", &commands).await;
+    world.until("the node that has it runs it", |judge| is_done(judge, "schema", "1.0.0")).await;
+    world.end([without, with]).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,6 +7,7 @@ use crate::cli::duration::parse_duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use muster_messages::{DNS_LABEL, ReconcilerPhase, Release, Triple, Words, is_dns_label};
+use muster_reconciler::NOT_INSTALLED;
 
 pub const RECONCILER_HELP: &str = "A typical rollout:
   muster reconciler apply -f schema-2.toml    # `apply --help` shows an example file
@@ -158,6 +159,7 @@ pub const RELEASE_HELP: &str = "A scope whose application has a release of its o
 
 Examples:
   muster release declare shop 1.2.0      # as the last step of installing shop 1.2.0 here
+  muster release declare shop none       # shop is not on this machine: its reconcilers never run here
   muster release ls";
 
 #[derive(Debug, Subcommand)]
@@ -170,8 +172,8 @@ pub enum ReleaseCommand {
         /// Scope, as in definitions and `wait-ready`
         #[arg(value_parser = parse_scope)]
         scope: String,
-        /// X.Y.Z, with -pre or +build at most
-        release: Release,
+        /// X.Y.Z, or `none`: nothing of the scope can be run on this machine
+        release: Installed,
     },
     /// The node's --release counts for the scope again
     Withdraw {
@@ -179,6 +181,17 @@ pub enum ReleaseCommand {
         #[arg(value_parser = parse_scope)]
         scope: String,
     },
+}
+
+/// What a machine has of an application.
+#[derive(Clone, Debug)]
+pub struct Installed(pub Option<Release>);
+
+impl std::str::FromStr for Installed {
+    type Err = <Release as std::str::FromStr>::Err;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == NOT_INSTALLED { Ok(Self(None)) } else { text.parse().map(Some).map(Self) }
+    }
 }
 
 fn parse_scope(text: &str) -> Result<String, String> {

@@ -1,21 +1,25 @@
 //! `muster release`: which release of each application the machine can run. The daemon reads it from one directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_client::{Client, Failure, Outcome, Target};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{ActorNode, ErrorCode, Release};
+use muster_reconciler::NOT_INSTALLED;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::Context;
-use crate::cli::args::ReleaseCommand;
+use crate::cli::args::{Installed, ReleaseCommand};
 use crate::cli::output::{Table, printable};
 
-/// The daemon looks every second.
+/// The daemon looks twice a second.
 const TAKE_UP_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -25,8 +29,15 @@ pub(in crate::cli) struct Declarations {
     directory: PathBuf,
     /// The node's own, for scopes without a declaration.
     release: Release,
-    declared: BTreeMap<String, Release>,
+    /// `None`: nothing of the scope can be run here.
+    declared: BTreeMap<String, Option<Release>>,
+    /// The directory could not be read: any scope may be declared in it.
+    incomplete: bool,
     faults: Vec<String>,
+    /// Scopes whose declaration has a fault.
+    faulty: BTreeSet<String>,
+    /// How often the daemon has looked.
+    looks: u64,
 }
 
 impl Declarations {
@@ -45,14 +56,37 @@ impl Declarations {
         Ok((declarations, actor.view))
     }
 
-    fn of_scope(&self, scope: &str) -> &Release {
-        self.declared.get(scope).unwrap_or(&self.release)
+    /// Refused while it is in doubt: a process that announced an earlier release than it has would block its own gate, and one that
+    /// announced a later one would pass a floor that is meant for it.
+    fn of_scope(&self, scope: &str) -> Outcome<Release> {
+        let named = "name one with --release";
+        if self.incomplete || self.faulty.contains(scope) {
+            let why = self.faults.join("; ");
+            return Err(Failure::new(
+                ErrorCode::Invalid,
+                format!("the declared release is in doubt, so {named}: {why}"),
+            ));
+        }
+        match self.declared.get(scope) {
+            Some(Some(release)) => Ok(release.clone()),
+            Some(None) => {
+                let file = file_of(&self.directory, scope);
+                let text = format!("{} says that nothing of {scope} is on this machine; {named}", file.display());
+                Err(Failure::new(ErrorCode::Invalid, text))
+            }
+            None => Ok(self.release.clone()),
+        }
     }
 }
 
-/// The release that the machine of this daemon can run for a scope.
+/// The release that the machine of this daemon can run for a scope, as it is declared now: whoever installs an application may write
+/// its file and start it at once.
 pub(in crate::cli) async fn of_scope(client: &mut Client, scope: &str) -> Outcome<Release> {
-    Ok(Declarations::of(client).await?.0.of_scope(scope).clone())
+    let (known, _) = Declarations::of(client).await?;
+    // The first look may have begun before.
+    let known =
+        wait_until(client, |now| now.incomplete || now.looks >= known.looks + 2 || now.looks < known.looks).await?;
+    known.of_scope(scope)
 }
 
 pub(super) async fn run(ctx: &mut Context, command: ReleaseCommand) -> Outcome<u8> {
@@ -65,11 +99,18 @@ pub(super) async fn run(ctx: &mut Context, command: ReleaseCommand) -> Outcome<u
 
 async fn list(ctx: &mut Context) -> Outcome<u8> {
     let (known, view) = Declarations::of(&mut ctx.client).await?;
-    let brief = || known.declared.iter().map(|(scope, of)| format!("{scope} {of}")).collect::<Vec<_>>().join("\n");
+    let brief = || {
+        known
+            .declared
+            .iter()
+            .map(|(scope, of)| format!("{scope} {}", text_of(of.as_ref())))
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
     let table = || {
         let mut table = Table::new(&["SCOPE", "RELEASE"]);
         for (scope, release) in &known.declared {
-            table.row([scope.clone(), release.to_string()]);
+            table.row([scope.clone(), text_of(release.as_ref())]);
         }
         table.row(["(any other)".to_owned(), format!("{}, the node's own", known.release)]);
         let faults: String = known.faults.iter().map(|fault| format!("\nfault: {}", printable(fault))).collect();
@@ -79,23 +120,40 @@ async fn list(ctx: &mut Context) -> Outcome<u8> {
     Ok(0)
 }
 
-async fn declare(ctx: &mut Context, scope: &str, release: &Release) -> Outcome<u8> {
-    let (known, _) = Declarations::of(&mut ctx.client).await?;
-    write(&known.directory, scope, release)
+fn text_of(release: Option<&Release>) -> String {
+    release.map_or_else(|| NOT_INSTALLED.to_owned(), Release::to_string)
+}
+
+async fn declare(ctx: &mut Context, scope: &str, of: &Installed) -> Outcome<u8> {
+    let (Installed(release), (known, _)) = (of, Declarations::of(&mut ctx.client).await?);
+    let text = text_of(release.as_ref());
+    write(&known.directory, scope, &text)
         .map_err(|error| Failure::io(format_args!("cannot declare it in {}", known.directory.display()), &error))?;
-    wait_until(ctx, |known| known.declared.get(scope) == Some(release)).await?;
-    let text = json!({"scope": scope, "release": release, "directory": known.directory}).to_string();
-    ctx.out.document(&text, || release.to_string(), || format!("this machine runs {release} of {scope}"));
+    wait_until(&mut ctx.client, |known| known.declared.get(scope) == Some(release)).await?;
+    let document = json!({"scope": scope, "release": release, "directory": known.directory}).to_string();
+    let sentence = || match release {
+        Some(release) => format!("this machine runs {release} of {scope}"),
+        None => format!("this machine runs nothing of {scope}"),
+    };
+    ctx.out.document(&document, || text.clone(), sentence);
     Ok(0)
 }
 
-/// The daemon never sees a part of it.
-fn write(directory: &Path, scope: &str, release: &Release) -> std::io::Result<()> {
+/// The daemon never sees a part of it, also after a crash, and may run as another user. Whoever owns the directory cannot lead the write to
+/// another file: the new one must not exist.
+fn write(directory: &Path, scope: &str, release: &str) -> std::io::Result<()> {
     std::fs::create_dir_all(directory)?;
-    let complete = file_of(directory, scope);
     let new = directory.join(format!(".{scope}.{}", std::process::id()));
-    std::fs::write(&new, format!("scope = \"{scope}\"\nrelease = \"{release}\"\n"))?;
-    std::fs::rename(new, complete)
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+    let written = file
+        .set_permissions(Permissions::from_mode(0o644))
+        .and_then(|()| file.write_all(format!("scope = \"{scope}\"\nrelease = \"{release}\"\n").as_bytes()))
+        .and_then(|()| file.sync_all())
+        .and_then(|()| std::fs::rename(&new, file_of(directory, scope)));
+    if written.is_err() {
+        let _absent = std::fs::remove_file(&new);
+    }
+    written.and_then(|()| File::open(directory)?.sync_all())
 }
 
 fn file_of(directory: &Path, scope: &str) -> PathBuf {
@@ -113,7 +171,7 @@ async fn withdraw(ctx: &mut Context, scope: &str) -> Outcome<u8> {
         }
         Err(error) => return Err(Failure::io(format_args!("cannot delete {}", file.display()), &error)),
     }
-    let known = wait_until(ctx, |known| !known.declared.contains_key(scope)).await?;
+    let known = wait_until(&mut ctx.client, |known| !known.declared.contains_key(scope)).await?;
     let text = json!({"scope": scope, "release": known.release}).to_string();
     let sentence = || format!("this machine runs {} of {scope}, the node's own release", known.release);
     ctx.out.document(&text, || known.release.to_string(), sentence);
@@ -121,10 +179,10 @@ async fn withdraw(ctx: &mut Context, scope: &str) -> Outcome<u8> {
 }
 
 /// Until the daemon has read the directory.
-async fn wait_until(ctx: &mut Context, done: impl Fn(&Declarations) -> bool) -> Outcome<Declarations> {
+async fn wait_until(client: &mut Client, done: impl Fn(&Declarations) -> bool) -> Outcome<Declarations> {
     let limit = Instant::now() + TAKE_UP_TIMEOUT;
     loop {
-        let (known, _) = Declarations::of(&mut ctx.client).await?;
+        let (known, _) = Declarations::of(client).await?;
         if done(&known) {
             return Ok(known);
         }
