@@ -147,12 +147,19 @@ impl Folder {
     }
 
     /// Makes room for one more run of this reconciler: deletes its oldest ones, and of all reconcilers the oldest ones while they
-    /// take too much. A run that `is_running` stays.
+    /// take too much. A run that `is_running` stays. What cannot be listed or deleted keeps nothing else from being deleted: then it is the
+    /// first failure that is returned.
     pub fn make_room(&self, reconciler: &str, is_running: impl Fn(&str, Run) -> bool) -> io::Result<()> {
         let mut of_all: BTreeMap<(Run, String), Vec<Part>> = BTreeMap::new();
+        let mut outcome = Ok(());
         for name in self.reconcilers()? {
-            for part in self.parts(&name)? {
-                of_all.entry((part.run, name.clone())).or_default().push(part);
+            match self.parts(&name) {
+                Ok(parts) => {
+                    for part in parts {
+                        of_all.entry((part.run, name.clone())).or_default().push(part);
+                    }
+                }
+                Err(error) => outcome = outcome.and(Err(error)),
             }
         }
         let kept = self.limits.runs.saturating_sub(1);
@@ -169,12 +176,13 @@ impl Folder {
             if is_surplus {
                 surplus -= 1;
             }
-            bytes = bytes.saturating_sub(on_disk(parts));
-            for part in parts {
-                remove(&part.path)?;
+            let deleted = parts.iter().try_for_each(|part| remove(&part.path));
+            if deleted.is_ok() {
+                bytes = bytes.saturating_sub(on_disk(parts));
             }
+            outcome = outcome.and(deleted);
         }
-        Ok(())
+        outcome
     }
 
     fn reconcilers(&self) -> io::Result<Vec<String>> {

@@ -126,9 +126,11 @@ async fn older_runs_make_room_and_running_ones_stay() {
     }
     drop(goes_on);
     assert_eq!(disk.files(), ["1-1-0.log", "2-5-0.log", "2-6-0.log"]);
-    // Of all reconcilers together.
+    // Of all reconcilers together, also beside something that cannot be listed.
     let little = Limits { bytes: 5 * 4096 + 300, ..SMALL };
     let disk = Disk::new(little);
+    fs::create_dir_all(disk.dir.path().join("runs")).unwrap();
+    fs::write(disk.dir.path().join("runs/stray"), "").unwrap();
     for (term, reconciler) in (1..).zip(["a", "b", "c", "d", "e", "f", "g"]) {
         let key = RunKey { reconciler: reconciler.to_owned(), ..run(term, 1) };
         disk.keep(&key, b"out").await;
