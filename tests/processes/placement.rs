@@ -10,9 +10,14 @@ use crate::harness::{World, eventually, eventually_so};
 
 /// A definition of the nodes' release that runs a script, with more keys.
 fn apply(world: &World, script: &str, more: &str) {
+    apply_with(world, script, "env = {}", more);
+}
+
+/// The same, with an environment.
+fn apply_with(world: &World, script: &str, env: &str, more: &str) {
     let text = format!(
         "name = \"placed\"\nrelease = \"0.1.0\"\nscope = \"shop\"\nfloor = \"0.1.0\"\nsettle = \"0s\"\n\
-         command = {{ argv = [\"/bin/sh\", \"-c\", '''{script}'''] }}\n{more}\n"
+         command = {{ argv = [\"/bin/sh\", \"-c\", '''{script}'''], {env} }}\n{more}\n"
     );
     let file = world.folder().join("placed.toml");
     std::fs::write(&file, text).expect("the world's folder is writable");
@@ -117,6 +122,23 @@ fn command_gets_directory_limits_and_environment_of_files() {
     }
 }
 
+/// The processes that start a command have musterd's rights, and a definition must not direct their loader.
+#[test]
+#[ignore = "full tier"]
+fn loader_variables_of_a_definition_act_only_in_its_command() {
+    let here = tempfile::tempdir().expect("there is room");
+    let trace = here.path().join("d");
+    let world = world_with("", 0);
+    // Built-in commands only: no other process.
+    let env = format!("env = {{ LD_DEBUG = \"libs\", LD_DEBUG_OUTPUT = {trace:?}, COLOUR = \"red\" }}");
+    apply_with(&world, "echo $$ $COLOUR", &env, "");
+    let text = output(&world);
+    let pid = text.strip_suffix(" red\n").expect("the command has its environment").to_owned();
+    let traced =
+        std::fs::read_dir(here.path()).expect("it exists").map(|file| file.expect("it can be read").file_name());
+    assert_eq!(traced.collect::<Vec<_>>(), [format!("d.{pid}").as_str()], "the pids that obeyed it");
+}
+
 /// As root only: no other user can become one.
 #[test]
 #[ignore = "full tier"]
@@ -125,11 +147,16 @@ fn command_runs_as_a_listed_user_and_ends_with_its_term() {
         return;
     }
     let mut world = world_with("users = [\"nobody\", \"no-such-user\"]", 0);
-    let script = "id -u; id -G; echo $USER $HOME; grep NoNewPrivs /proc/self/status | tr -d '\\t'";
+    apply(&world, "id -u", "");
+    let none = eventually("root is not listed", || Some(status(&world)).filter(|s| s["phase"] == "no-candidate"));
+    assert!(none["message"].as_str().expect("text").contains("[reconcilers]"), "{none}");
+    let script = "id -u; id -G; echo $USER $HOME; grep NoNewPrivs /proc/self/status | tr -d '\\t'; \
+                  grep -c 'Cap[IPEA].*:.*0000000000000000' /proc/self/status";
     apply(&world, script, "process = { user = \"nobody\", directory = \"/\" }");
     let text = output(&world);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!((lines[0], lines[3]), ("65534", "NoNewPrivs:1"), "{text}");
+    assert_eq!(lines[4], "4", "no capability is left: {text}");
     assert!(lines[2].starts_with("nobody /") && !lines[1].split(' ').any(|group| group == "0"), "{text}");
     apply(&world, "true", "process = { user = \"no-such-user\" }");
     failure(&world, "no user no-such-user in /etc/passwd");

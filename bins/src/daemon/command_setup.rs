@@ -1,7 +1,8 @@
 //! What a definition may ask of this node for its command: a user, a working directory, files with its environment, limits.
 //!
 //! Invariants  RUN-8  a command runs as the user that runs musterd, unless this node's configuration lists another one; and it gets
-//!                    only files that this node's configuration lists.
+//!                    only files that this node's configuration lists. Where musterd is root and the configuration lists users, root
+//!                    must be one of them.
 //! Why both are this node's own configuration: an operator's stolen identity must not become root, or read secrets, on every node.
 
 use std::fs::{File, OpenOptions};
@@ -21,6 +22,9 @@ const MAX_ENV_FILE_BYTES: u64 = 64 * 1024;
 /// Permissions of the group and of all others.
 const OPEN_TO_OTHERS: u32 = 0o077;
 
+/// The user of every command that names none, if musterd is root.
+const ROOT: &str = "root";
+
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
 
@@ -34,14 +38,28 @@ pub(super) struct CommandSetup {
 
 /// Whether this node's configuration permits these options. What it does not permit makes the node no candidate.
 pub(super) fn permits(configured: &Reconcilers, options: &CommandOptions) -> Result<(), String> {
-    let own = || rustix::process::geteuid().as_raw();
-    if let Some(name) = &options.user
-        && !configured.users.contains(name)
-        && !user(name).is_ok_and(|user| user.uid == own())
-    {
-        return Err(format!(
-            "this node does not run commands as user {name}: `[reconcilers] users` of its configuration lists those that it may become"
-        ));
+    permits_as(rustix::process::geteuid().as_raw(), configured, options)
+}
+
+/// The same for a musterd of this user. A root that lists users says as whom commands run: it would otherwise be the one user that cannot
+/// be forbidden.
+fn permits_as(own: u32, configured: &Reconcilers, options: &CommandOptions) -> Result<(), String> {
+    let only_listed = own == 0 && !configured.users.is_empty();
+    let is_listed = |name: &str| configured.users.iter().any(|listed| listed == name);
+    match &options.user {
+        None if only_listed && !is_listed(ROOT) => {
+            return Err(
+                "this node does not run commands as root, as which its musterd runs: `[reconcilers] users` of its configuration lists \
+                 others; name one of them in the definition (`[process] user`)"
+                    .to_owned(),
+            );
+        }
+        Some(name) if !is_listed(name) && (only_listed || !user(name).is_ok_and(|user| user.uid == own)) => {
+            return Err(format!(
+                "this node does not run commands as user {name}: `[reconcilers] users` of its configuration lists those that it may become"
+            ));
+        }
+        _ => {}
     }
     match options.env_files.iter().find(|file| !configured.env_files.contains(file)) {
         None => Ok(()),
@@ -94,12 +112,15 @@ pub(super) fn set_up(configured: &Reconcilers, options: &CommandOptions) -> Resu
     Ok(setup)
 }
 
-/// See capabilities(7). Without the right to end it, a command would outlive its term.
+/// See capabilities(7). Without the right to end it, a command would outlive its term. Root only: where another user has these rights as
+/// ambient capabilities, each command without a `user` inherits them, and could become any user.
 fn may_become_another_user() -> bool {
     const NEEDED: u64 = 1 << 5 | 1 << 6 | 1 << 7; // CAP_KILL, CAP_SETGID, CAP_SETUID
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).is_some_and(|held| held & NEEDED == NEEDED)
+    let is_held = |held: u64| held & NEEDED == NEEDED;
+    rustix::process::geteuid().is_root()
+        && effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).is_some_and(is_held)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,22 +145,25 @@ fn user(name: &str) -> Result<UserRecord, String> {
 fn user_in(passwd: &str, group: &str, name: &str) -> Option<UserRecord> {
     let mut fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let (uid, gid, home) = fields.find_map(|fields| match fields.as_slice() {
-        [of, _, uid, gid, _, home, ..] if *of == name => {
-            Some((uid.parse().ok()?, gid.parse().ok()?, (*home).to_owned()))
-        }
+        [of, _, uid, gid, _, home, ..] if *of == name => Some((id_in(uid)?, id_in(gid)?, (*home).to_owned())),
         _ => None,
     })?;
     let mut groups = vec![gid];
     for line in group.lines() {
         if let [_, _, id, members] = line.split(':').collect::<Vec<_>>().as_slice()
             && members.split(',').any(|member| member == name)
-            && let Ok(id) = id.parse()
+            && let Some(id) = id_in(id)
             && !groups.contains(&id)
         {
             groups.push(id);
         }
     }
     Some(UserRecord { uid, gid, groups, home })
+}
+
+/// The highest number is no user and no group: to setresuid(2) it means to change nothing.
+fn id_in(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|id| *id != u32::MAX)
 }
 
 /// `NAME=VALUE` lines of a file that only its owner can read. No refusal repeats its content.

@@ -17,6 +17,43 @@ fn user_and_its_groups_are_read() {
 }
 
 #[test]
+fn id_that_would_change_nothing_is_no_user_or_group() {
+    for passwd in ["a:x:4294967295:1::/:/bin/sh", "a:x:1:4294967295::/:/bin/sh"] {
+        assert_eq!(user_in(passwd, "", "a"), None, "{passwd}");
+    }
+    let found = user_in("a:x:4294967294:1::/:/bin/sh", "all:x:4294967295:a\n", "a").unwrap();
+    assert_eq!((found.uid, found.groups), (4_294_967_294, vec![1]));
+}
+
+/// RUN-8.
+#[test]
+fn root_with_a_list_of_users_runs_commands_only_as_those() {
+    let users = |names: &[&str]| Reconcilers {
+        users: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..Reconcilers::default()
+    };
+    let as_user = |name: Option<&str>| CommandOptions { user: name.map(str::to_owned), ..CommandOptions::default() };
+    let (root, other) = (0, 4_000_000_000);
+    // Who runs it, whom its configuration lists, whom the definition names, and whether that is permitted.
+    for (own, listed, named, permitted) in [
+        (root, &[][..], None, true),
+        (root, &[], Some("root"), true),
+        (root, &["migrate"], None, false),
+        (root, &["migrate"], Some("root"), false),
+        (root, &["migrate"], Some("migrate"), true),
+        (root, &["migrate", "root"], None, true),
+        (root, &["migrate", "root"], Some("root"), true),
+        (other, &["migrate"], None, true),
+        (other, &["migrate"], Some("root"), false),
+    ] {
+        let found = permits_as(own, &users(listed), &as_user(named));
+        assert_eq!(found.is_ok(), permitted, "{own} {listed:?} {named:?} {found:?}");
+    }
+    let refused = permits_as(root, &users(&["migrate"]), &as_user(None)).unwrap_err();
+    assert!(refused.contains("as root") && refused.contains("[reconcilers] users"), "{refused}");
+}
+
+#[test]
 fn environment_is_lines_of_names_and_values() {
     let text = "# the shop\n\nDATABASE=postgres://a=b\n  # more\nEMPTY=\nDATABASE=later\n";
     let expected = [("DATABASE", "postgres://a=b"), ("EMPTY", ""), ("DATABASE", "later")];

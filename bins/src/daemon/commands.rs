@@ -20,15 +20,19 @@ use muster_reconciler::{
 };
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::command_setup::{self, CommandSetup};
 use super::run_logs::{RunLog, RunLogs};
 use super::settings::Reconcilers;
-use crate::guard::{Exit, Guarded, Launch, News, Reading, Report, Streams};
+use crate::guard::{Attributes, Exit, Guarded, Launch, News, Reading, Report, Streams};
 
 /// KILL, as a number.
 const KILL: u8 = 9;
+
+/// Commands that are set up at a time. One takes milliseconds, unless a file system hangs: then it holds one of the 512 threads that tokio
+/// has for all files of this process, also when its command is no longer wanted.
+static SETUPS: Semaphore = Semaphore::const_new(32);
 
 /// What this node runs for definitions, as configured now.
 pub(super) struct Allowed {
@@ -97,13 +101,20 @@ impl CommandRunner for Commands {
         let (mut tell, end) = oneshot::channel();
         // In its own task: the caller may stop waiting, but the process must be collected.
         tokio::spawn(async move {
-            let options = order.options.clone();
-            // Files may be on a slow disk.
-            let setup = tokio::task::spawn_blocking(move || command_setup::set_up(&configured, &options)).await;
+            let (options, cancelled) = (order.options.clone(), order.cancelled.clone());
+            let setup = match options == CommandOptions::default() {
+                true => command_setup::set_up(&configured, &options), // reads nothing
+                false => {
+                    let set_up = move || command_setup::set_up(&configured, &options);
+                    ready(set_up, unwanted(&mut tell, cancelled.cancelled())).await
+                }
+            };
             let end = match setup {
-                Ok(Ok(setup)) => run(order, setup, socket, log, tell.closed()).await,
-                Ok(Err(why)) => not_started(why),
-                Err(error) => not_started(error),
+                Ok(_) if cancelled.is_cancelled() || tell.is_closed() => {
+                    not_started("it was cancelled before it started")
+                }
+                Ok(setup) => run(order, setup, socket, log, unwanted(&mut tell, cancelled.cancelled())).await,
+                Err(why) => not_started(why),
             };
             let _unwanted = tell.send(end);
         });
@@ -115,7 +126,38 @@ fn not_started(why: impl ToString) -> CommandEnd {
     CommandEnd { exit: CommandExit::NotStarted(why.to_string()), head: String::new(), output: String::new() }
 }
 
-/// From the start of the keeper until the command's last process has ended. `unwanted`: the caller stopped waiting.
+/// Ends when the command is no longer wanted: it was cancelled, or the caller stopped waiting.
+async fn unwanted(tell: &mut oneshot::Sender<CommandEnd>, cancelled: impl Future<Output = ()>) {
+    tokio::select! {
+        () = tell.closed() => {}
+        () = cancelled => {}
+    }
+}
+
+/// What `set_up` answers, in a thread of its own: files may be on a slow disk. It is not waited for when the command is no longer wanted,
+/// since the term lasts until this ends and a file system may hang for ever.
+async fn ready(
+    set_up: impl FnOnce() -> Result<CommandSetup, String> + Send + 'static,
+    unwanted: impl Future<Output = ()>,
+) -> Result<CommandSetup, String> {
+    let answered = async {
+        let turn = SETUPS.acquire().await.expect("it is never closed");
+        let answer = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            set_up()
+        });
+        answer.await.unwrap_or_else(|error| Err(error.to_string()))
+    };
+    tokio::select! {
+        biased;
+        () = unwanted => Err("it was cancelled while its working directory and the files with its environment were looked up; if that \
+                              took long, a file system of this node hangs"
+            .to_owned()),
+        answer = answered => answer,
+    }
+}
+
+/// From the start of the keeper until the command's last process has ended.
 async fn run(
     order: CommandOrder,
     setup: CommandSetup,
@@ -123,23 +165,17 @@ async fn run(
     log: RunLog,
     unwanted: impl Future<Output = ()>,
 ) -> CommandEnd {
-    let CommandOrder { argv, env, mut hold, cancelled, .. } = order;
-    let mut environment = setup.environment;
+    let CommandOrder { argv, env, mut hold, .. } = order;
+    let CommandSetup { attributes, mut environment } = setup;
     environment.push(("MUSTER_SOCKET".to_owned(), socket));
     environment.extend(env);
-    environment.extend(setup.attributes.to_variable());
     let launch = Launch::new(argv.into_iter().map(OsString::from).collect(), environment);
-    let (mut guarded, written) = match start(&launch) {
+    let (mut guarded, written) = match start(&launch, &attributes) {
         Ok(started) => started,
         Err(error) => return not_started(error),
     };
     let output = Reading::start(ends_of_output(written, log));
-    let mut unwanted = pin!(async {
-        tokio::select! {
-            () = unwanted => {}
-            () = cancelled.cancelled() => {}
-        }
-    });
+    let mut unwanted = pin!(unwanted);
     let (mut ended, mut lapsed, mut kill_in) = (None, false, None);
     let mut killed = false;
     let first = *hold.borrow_and_update();
@@ -201,11 +237,11 @@ async fn run(
     CommandEnd { exit, head, output }
 }
 
-fn start(launch: &Launch) -> io::Result<(Guarded, pipe::Receiver)> {
+fn start(launch: &Launch, attributes: &Attributes) -> io::Result<(Guarded, pipe::Receiver)> {
     let (ours, theirs) = io::pipe()?;
     let input = OwnedFd::from(File::open("/dev/null")?);
     let (output, errors) = (OwnedFd::from(theirs.try_clone()?), OwnedFd::from(theirs));
-    let guarded = Guarded::start_with_keeper(launch, Streams { input, output, errors })?;
+    let guarded = Guarded::start_with_attributes(launch, attributes, Streams { input, output, errors })?;
     Ok((guarded, pipe::Receiver::from_owned_fd(OwnedFd::from(ours))?))
 }
 
@@ -240,7 +276,8 @@ mod tests {
         let listed: Reconcilers = toml::from_str("commands = [\"/usr/local/bin/migrate\"]").unwrap();
         let all: Reconcilers = toml::from_str("commands = true").unwrap();
         assert!(all.commands.allow("/bin/sh") && !listed.commands.allow("/bin/sh"));
-        let logs = RunLogs::new(std::path::Path::new("unused"));
+        let folder = tempfile::tempdir().unwrap();
+        let logs = RunLogs::new(folder.path());
         let allowed = Arc::new(Allowed::new(listed));
         let here = Commands { socket: PathBuf::from("muster.sock"), allowed, logs };
         assert!(here.allows("/usr/local/bin/migrate") && !here.allows("migrate"));
@@ -253,15 +290,51 @@ mod tests {
         assert!(!changes.has_changed().unwrap(), "they are the same");
         here.allowed.replace(only("migrate"));
         assert!(changes.has_changed().unwrap() && here.allows("migrate") && !here.allows("/usr/local/bin/migrate"));
-        let order = CommandOrder {
+        let CommandExit::NotStarted(why) = here.run(shell()).await.exit else { panic!("it was started") };
+        assert!(why.contains("/bin/sh") && why.contains("[reconcilers] commands"), "{why}");
+    }
+
+    fn shell() -> CommandOrder {
+        CommandOrder {
             run: RunKey { reconciler: "schema".to_owned(), term: FencingToken(1), of_term: 1 },
             argv: vec!["/bin/sh".to_owned(), "-c".to_owned(), "exit 0".to_owned()],
             env: Default::default(),
             options: CommandOptions::default(),
             hold: watch::channel(Hold { step_down_at: Moment(0), over_at: Moment(0) }).1,
             cancelled: Default::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn file_system_that_hangs_does_not_hold_a_cancelled_command() {
+        let (answer, hangs) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = oneshot::channel();
+        let set_up = move || {
+            let _waited_for = begun.send(());
+            let _silence = hangs.recv();
+            Ok(CommandSetup::default())
         };
+        let (mut tell, _end) = oneshot::channel();
+        let cancelled = begins.map(|begun| begun.expect("it is set up"));
+        let setup = ready(set_up, unwanted(&mut tell, cancelled)).await;
+        let why = setup.unwrap_err();
+        assert!(why.contains("cancelled") && why.contains("a file system of this node hangs"), "{why}");
+        // The same when the caller stops waiting.
+        let (mut tell, end) = oneshot::channel();
+        drop(end);
+        let waits = move || answer.send(()).map(|()| CommandSetup::default()).map_err(|error| error.to_string());
+        assert!(ready(waits, unwanted(&mut tell, std::future::pending())).await.unwrap_err().contains("cancelled"));
+    }
+
+    #[tokio::test]
+    async fn command_that_is_cancelled_before_its_start_is_not_started() {
+        let configured: Reconcilers = toml::from_str("commands = true").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let logs = RunLogs::new(folder.path());
+        let here = Commands { socket: PathBuf::from("muster.sock"), allowed: Arc::new(Allowed::new(configured)), logs };
+        let order = shell();
+        order.cancelled.cancel();
         let CommandExit::NotStarted(why) = here.run(order).await.exit else { panic!("it was started") };
-        assert!(why.contains("/bin/sh") && why.contains("[reconcilers] commands"), "{why}");
+        assert_eq!(why, "it was cancelled before it started");
     }
 }

@@ -13,8 +13,9 @@ use tracing_subscriber::EnvFilter;
 use super::config::{self, Args, Config};
 use super::logging::{self, LogFilter};
 use super::node::Node;
+use super::settings::Reconcilers;
 
-/// The keys that are applied: each is applied in [`Reload::apply`].
+/// The keys that are applied: each is applied in [`take_over`].
 const APPLIED: [&str; 4] = ["log", "reconcilers.commands", "reconcilers.env_files", "reconcilers.users"];
 
 /// How long reading may take. A file system that hangs must not keep a daemon from being stopped.
@@ -75,13 +76,11 @@ impl Reload {
         let changed = changed_keys(&self.in_force, &new);
         let (applied, needs_restart): (Vec<&str>, Vec<&str>) =
             changed.iter().map(String::as_str).partition(|key| APPLIED.contains(key));
-        let in_force = &mut self.in_force;
-        in_force.log = new.log;
-        in_force.settings.reconcilers.commands = new.settings.reconcilers.commands;
+        take_over(&mut self.in_force, new);
         if let Err(why) = self.log.set(log) {
             tracing::error!(why, "the log filter was not replaced");
         }
-        node.allow(in_force.settings.reconcilers.clone());
+        node.allow(self.in_force.settings.reconcilers.clone());
         let (applied, needs_restart) = (applied.join(", "), needs_restart.join(", "));
         if needs_restart.is_empty() {
             tracing::info!(applied, "reloaded the configuration");
@@ -89,6 +88,15 @@ impl Reload {
             tracing::warn!(applied, needs_restart, "reloaded the configuration; some changes need a restart");
         }
     }
+}
+
+/// What is in force from now on.
+fn take_over(in_force: &mut Config, new: Config) {
+    let Reconcilers { commands, users, env_files, releases: _ } = new.settings.reconcilers;
+    in_force.log = new.log;
+    // The directory of releases is watched from the start of the daemon on.
+    let releases = std::mem::take(&mut in_force.settings.reconcilers.releases);
+    in_force.settings.reconcilers = Reconcilers { commands, users, env_files, releases };
 }
 
 /// The keys whose values differ, as `key` or `section.key`. Tokens are no values of a running daemon.
@@ -143,5 +151,23 @@ mod tests {
         for key in APPLIED {
             assert!(changed.iter().any(|changed| changed == key), "{key} is not a key");
         }
+    }
+
+    #[test]
+    fn exactly_the_keys_named_as_applied_are_in_force() {
+        let mut in_force = config("log = \"info\"\n[reconcilers]\nusers = [\"migrate\", \"root\"]\nreleases = \"a\"\n");
+        let new = || {
+            config(
+                "log = \"debug\"\n[agent]\nheartbeat = \"6s\"\n[reconcilers]\ncommands = [\"/bin/true\"]\nusers = [\"migrate\"]\n\
+                 env_files = [\"/etc/shop/env\"]\nreleases = \"b\"\n",
+            )
+        };
+        let mut needs_restart = changed_keys(&in_force, &new());
+        needs_restart.retain(|key| !APPLIED.contains(&key.as_str()));
+        take_over(&mut in_force, new());
+        assert_eq!(changed_keys(&in_force, &new()), needs_restart);
+        let Reconcilers { users, env_files, releases, .. } = in_force.settings.reconcilers;
+        assert_eq!((users, env_files), (vec!["migrate".to_owned()], vec!["/etc/shop/env".to_owned()]));
+        assert_eq!(releases, "a");
     }
 }

@@ -7,7 +7,10 @@ use std::path::PathBuf;
 
 use muster_messages::CommandLimits;
 use rustix::process::{Gid, Resource, Rlimit, Uid, setrlimit};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
 use serde::{Deserialize, Serialize};
 
 /// The environment variable that carries them.
@@ -35,7 +38,7 @@ pub struct UserIds {
 
 impl Attributes {
     /// The environment variable with which a keeper is started. `None`: there is nothing to change.
-    pub fn to_variable(&self) -> Option<(String, String)> {
+    pub(super) fn to_variable(&self) -> Option<(String, String)> {
         if *self == Self::default() {
             return None;
         }
@@ -76,7 +79,9 @@ impl Attributes {
             .and_then(|()| set_thread_res_uid(uid, uid, uid))
             .map_err(|error| {
                 format!("cannot become user {name}: {error}; musterd needs the capabilities CAP_SETUID and CAP_SETGID on this node")
-            })
+            })?;
+        drop_capabilities(uid)
+            .map_err(|error| format!("cannot give up the capabilities of musterd as user {name}: {error}"))
     }
 
     /// Changes to the working directory, as the user that it has become.
@@ -93,6 +98,17 @@ impl Attributes {
     }
 }
 
+/// The kernel takes them from a process that was root, unless its securebits say otherwise, and from no other one: a daemon's ambient
+/// capabilities would become the command's, and with them root's files and every user.
+fn drop_capabilities(uid: Uid) -> rustix::io::Result<()> {
+    clear_ambient_capability_set()?;
+    if uid.is_root() {
+        return Ok(());
+    }
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+}
+
 /// Both limits: the command cannot raise it again. Only root can set one above the daemon's own.
 fn set_limit(resource: Resource, limit: u64) -> rustix::io::Result<()> {
     setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })
@@ -100,7 +116,36 @@ fn set_limit(resource: Resource, limit: u64) -> rustix::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::{capabilities, capability_is_in_ambient_set, configure_capability_in_ambient_set};
+    use rustix::thread::{set_keep_capabilities, set_thread_uid};
+
     use super::*;
+
+    /// As root only. A thread has a user and capabilities of its own.
+    #[test]
+    fn capabilities_end_with_the_change_of_user() {
+        let held = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::KILL;
+        if !rustix::process::geteuid().is_root() || !capabilities(None).unwrap().permitted.contains(held) {
+            return;
+        }
+        let changed = std::thread::spawn(move || {
+            // A daemon that is not root, with ambient capabilities.
+            set_keep_capabilities(true).unwrap();
+            set_thread_uid(Uid::from_raw(65534)).unwrap();
+            set_capabilities(None, CapabilitySets { effective: held, permitted: held, inheritable: held }).unwrap();
+            for capability in held {
+                configure_capability_in_ambient_set(capability, true).unwrap();
+            }
+            let user = UserIds { name: "other".into(), uid: 65533, gid: 65533, groups: vec![65533] };
+            Attributes { user: Some(user), ..Attributes::default() }.apply().unwrap();
+            let ambient = held.into_iter().any(|capability| capability_is_in_ambient_set(capability).unwrap());
+            (capabilities(None).unwrap(), ambient, std::fs::read_to_string("/proc/thread-self/status").unwrap())
+        });
+        let (left, ambient, status) = changed.join().unwrap();
+        let none = CapabilitySet::empty();
+        assert_eq!(left, CapabilitySets { effective: none, permitted: none, inheritable: none });
+        assert!(!ambient && status.contains("Uid:\t65533\t65533\t65533\t65533"), "{status}");
+    }
 
     #[test]
     fn attributes_round_trip_through_the_environment() {

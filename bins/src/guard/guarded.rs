@@ -18,6 +18,8 @@ use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
 
+use super::attributes::Attributes;
+use super::carried;
 use super::family;
 use super::guardian::{GUARDIAN, Input, KILL_RETRY_PAUSE, Number};
 use super::inherited;
@@ -37,6 +39,7 @@ pub struct Launch {
     /// `muster` or `musterd`.
     pub program: PathBuf,
     pub command: Vec<OsString>,
+    /// What the command gets beside what it inherits. It is not in force in the processes that start it.
     pub environment: Vec<(String, String)>,
 }
 
@@ -75,9 +78,15 @@ impl Guarded {
     /// Starts a keeper, for a process that has other children: no process of the command becomes a child of this one. The
     /// command does not see this process's configuration in the environment.
     pub fn start_with_keeper(launch: &Launch, streams: Streams) -> io::Result<Self> {
+        Self::start_with_attributes(launch, &Attributes::default(), streams)
+    }
+
+    /// The same, for a command with attributes of its own.
+    pub fn start_with_attributes(launch: &Launch, attributes: &Attributes, streams: Streams) -> io::Result<Self> {
         let Streams { input, output, errors } = streams;
         let kept = Self::through(CLOSING, launch, input, |command| {
             inherited::pass_on(command);
+            command.envs(attributes.to_variable());
             command.stdout(Stdio::from(output)).stderr(Stdio::from(errors));
         })?;
         Ok(Self { overdue: Overdue::new(KEEPER_GRACE), ..kept })
@@ -88,7 +97,7 @@ impl Guarded {
         let mut command = Command::new(&launch.program);
         command.arg0("muster").arg(role).args(&launch.command);
         prepare(&mut command);
-        command.envs(launch.environment.iter().map(|(key, value)| (key, value)));
+        carried::carry(&mut command, &launch.environment);
         // It must outlive this process, whatever parent-death signal this one has.
         parent::untie(&mut command);
         let process = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;

@@ -9,6 +9,7 @@
 //! own: for each command it starts a *keeper*, which does `muster`'s part.
 
 mod attributes;
+mod carried;
 mod family;
 mod guarded;
 mod guardian;

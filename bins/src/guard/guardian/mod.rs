@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 pub use self::core::{Effect, Exit, Guardian, Input, KILL_RETRY_PAUSE, Number, Report};
 use super::attributes::Attributes;
 use super::line::{FRAME, News, news_frame, order_of};
-use super::{apart, family};
+use super::{apart, carried, family};
 
 use crate::stderr::say;
 
@@ -210,6 +210,7 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
     let mut command = Command::new(program);
     command.args(rest);
     Attributes::hide(&mut command);
+    carried::hand_over(&mut command);
     let error = command.exec();
     say(format_args!("muster: cannot run {}: {error}", program.display()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
