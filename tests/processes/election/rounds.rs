@@ -101,27 +101,36 @@ impl ElectionRounds {
         election_rounds
     }
 
-    /// Replaces candidates that ended.
+    /// Replaces candidates that ended, each in its place.
     fn fill_up(&mut self) {
-        self.candidates.retain_mut(|candidate| candidate.ended().is_none());
-        while self.candidates.len() < CANDIDATES {
-            self.started += 1;
-            let number = self.started;
-            let id = format!("c{number}");
-            let socket = self.world.socket(&format!("n{}", number % 3 + 1));
-            // Every fourth candidate finds its managers by itself, over TLS; a right clock checks certificates.
-            let far = number.is_multiple_of(4);
-            let asks = match far {
-                true => ["--identity", "stander.json"],
-                false => ["--socket", socket.to_str().expect("the path is text")],
-            };
-            let clock = (!far).then(|| self.clocks.of(&id));
-            let command =
-                words(&ChildProgram::Record { folder: self.records.0.clone(), term_handling: term_handling(number) });
-            let folder = self.world.folder();
-            let entry = Entry { folder, id: &id, asks, lease: LEASE, flags: &LEASE_FLAGS, command, clock };
-            self.candidates.push(Candidate::start(entry));
+        for place in 0..CANDIDATES {
+            match self.candidates.get_mut(place).map(Candidate::ended) {
+                Some(None) => {}
+                Some(Some(_)) => self.candidates[place] = self.new_candidate(),
+                None => {
+                    let new = self.new_candidate();
+                    self.candidates.push(new);
+                }
+            }
         }
+    }
+
+    fn new_candidate(&mut self) -> Candidate {
+        self.started += 1;
+        let number = self.started;
+        let id = format!("c{number}");
+        let socket = self.world.socket(&format!("n{}", number % 3 + 1));
+        // Every fourth candidate finds its managers by itself, over TLS; a right clock checks certificates.
+        let far = number.is_multiple_of(4);
+        let asks = match far {
+            true => ["--identity", "stander.json"],
+            false => ["--socket", socket.to_str().expect("the path is text")],
+        };
+        let clock = (!far).then(|| self.clocks.of(&id));
+        let command =
+            words(&ChildProgram::Record { folder: self.records.0.clone(), term_handling: term_handling(number) });
+        let folder = self.world.folder();
+        Candidate::start(Entry { folder, id: &id, asks, lease: LEASE, flags: &LEASE_FLAGS, command, clock })
     }
 
     /// The candidate whose command runs, and its index.
@@ -136,10 +145,12 @@ impl ElectionRounds {
         })
     }
 
-    /// Waits until another candidate has followed.
+    /// Waits until another candidate has followed. On a busy machine many hold the lease, lose it before their command has begun, and
+    /// end: the last ones must not be waited for.
     #[track_caller]
-    fn followed(&self, token: u64) {
+    fn followed(&mut self, token: u64) {
         eventually_so("another candidate's command runs", || {
+            self.fill_up();
             self.records.newest().is_some_and(|record| record.token > token)
         });
     }
