@@ -22,7 +22,7 @@ const TERM_END_TIMEOUT: Duration = Duration::from_secs(20);
 
 enum Elect {
     None,
-    Running(LeaderElector),
+    Running(LeaderElector, LeaseTiming),
     /// It was asked to end; nothing starts before it has.
     Ending,
 }
@@ -32,19 +32,18 @@ pub(crate) struct Campaign {
     wiring: Wiring,
     siblings: Children,
     elect: Elect,
-    /// With which the elector was started, as far as this incarnation knows.
-    lease: Option<LeaseTiming>,
 }
 
 impl Campaign {
     /// An elector that an earlier incarnation started continues.
     pub fn new(wiring: Wiring, siblings: Children) -> Self {
-        let elector = wiring.memory.elector.get().flatten().filter(|elector| !has_ended(elector));
-        Self { wiring, siblings, elect: elector.map_or(Elect::None, Elect::Running), lease: None }
+        let running = wiring.memory.elector.get().flatten().filter(|(elector, _)| !has_ended(elector));
+        let elect = running.map_or(Elect::None, |(elector, timing)| Elect::Running(elector, timing));
+        Self { wiring, siblings, elect }
     }
 
     pub fn is_running(&self) -> bool {
-        matches!(self.elect, Elect::Running(_))
+        matches!(self.elect, Elect::Running(..))
     }
     pub fn is_over(&self) -> bool {
         matches!(self.elect, Elect::None)
@@ -52,7 +51,7 @@ impl Campaign {
     pub fn word(&self) -> &'static str {
         match &self.elect {
             Elect::None => "none",
-            Elect::Running(_) => "running",
+            Elect::Running(..) => "running",
             Elect::Ending => "ending",
         }
     }
@@ -60,9 +59,9 @@ impl Campaign {
     /// Called when the candidate starts.
     pub fn resume(&mut self, cx: &Cx<Msg>) {
         match &self.elect {
-            Elect::Running(elector) => {
-                let elector = elector.clone();
-                self.adopt(cx, elector);
+            Elect::Running(elector, timing) => {
+                let (elector, timing) = (elector.clone(), *timing);
+                self.adopt(cx, elector, timing);
             }
             // An earlier incarnation may have started one that it did not record.
             _ if cx.incarnation() > 1 => self.end(cx, None, Duration::ZERO),
@@ -72,10 +71,10 @@ impl Campaign {
 
     /// Starts or ends it, as decided. With another lease it begins again; an action that is running is not interrupted for that.
     pub fn follow(&mut self, cx: &Cx<Msg>, wanted: bool, lease: LeaseTiming) {
-        let other_lease = self.lease.is_some_and(|of| of != lease) && !self.wiring.action_slot.is_running();
+        let interrupts = self.wiring.action_slot.is_running();
         match &self.elect {
             Elect::None if wanted => self.begin(cx, lease),
-            Elect::Running(elector) if !wanted || other_lease => {
+            Elect::Running(elector, of) if !wanted || *of != lease && !interrupts => {
                 let elector = elector.clone();
                 elector.stop();
                 self.end(cx, Some(elector), Duration::ZERO);
@@ -86,7 +85,7 @@ impl Campaign {
 
     /// An elector that the cluster refused is stopped, and another one may follow after a pause.
     pub fn check(&mut self, cx: &Cx<Msg>) {
-        if matches!(&self.elect, Elect::Running(elector) if has_ended(elector)) {
+        if matches!(&self.elect, Elect::Running(elector, _) if has_ended(elector)) {
             self.end(cx, None, REFUSAL_PAUSE);
         }
     }
@@ -129,14 +128,13 @@ impl Campaign {
         let clock = Arc::clone(&setup.clock);
         let made = LeaderElector::spec(ELECT, ElectorSetup { config, election, candidate: Arc::new(candidate), clock });
         let Ok((spec, elector)) = made else { return }; // the durations were validated at startup, and with the definition
-        self.lease = Some(timing);
         self.siblings.start(spec);
-        self.adopt(cx, elector);
+        self.adopt(cx, elector, timing);
     }
 
-    fn adopt(&mut self, cx: &Cx<Msg>, elector: LeaderElector) {
-        self.wiring.memory.elector.set(Some(elector.clone()));
-        self.elect = Elect::Running(elector.clone());
+    fn adopt(&mut self, cx: &Cx<Msg>, elector: LeaderElector, timing: LeaseTiming) {
+        self.wiring.memory.elector.set(Some((elector.clone(), timing)));
+        self.elect = Elect::Running(elector.clone(), timing);
         cx.report(async move {
             let _how = elector.ended().await;
             Msg::Retry

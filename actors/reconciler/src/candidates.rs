@@ -19,7 +19,7 @@ use tracing::info;
 
 use crate::campaign::Campaign;
 use crate::core::eligibility::{Eligibility, Input, Me};
-use crate::member::{Leave, Member, MemberSetup, MemberView};
+use crate::member::{LeaseTiming, Leave, Member, MemberSetup, MemberView};
 use crate::membership::member_spec;
 use crate::wiring::Wiring;
 
@@ -30,7 +30,8 @@ pub(crate) const REFUSAL_PAUSE: Duration = Duration::from_secs(10);
 /// What outlives a crash of the actor.
 #[derive(Clone, Default)]
 pub struct Memory {
-    pub(crate) elector: Slot<Option<LeaderElector>>,
+    /// With the durations that it was started with.
+    pub(crate) elector: Slot<Option<(LeaderElector, LeaseTiming)>>,
     out_until: Slot<Option<Moment>>,
 }
 

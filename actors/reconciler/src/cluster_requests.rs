@@ -8,6 +8,7 @@ use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{ErrorBody, ErrorCode, Revision, RunRecord, millis};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tracing::warn;
 
 use crate::core::admission::WATCH_WAIT;
 use crate::core::retry::Backoff;
@@ -38,9 +39,16 @@ pub async fn ask<T: DeserializeOwned>(
 
 /// Writes the record of a run. False: the cluster has not answered, and the same record may be sent again.
 pub async fn record(cluster: &dyn Cluster, record: Box<RunRecord>) -> bool {
+    let RunRecord { reconciler, term, of_term, .. } = &*record;
+    let (reconciler, term, of_term) = (reconciler.clone(), *term, *of_term);
     let request = ReconcilerRequest::RecordRun { record };
     let recorded: Result<Value, ErrorBody> = ask(cluster, request, ANSWER_TIMEOUT).await;
-    recorded.map_or_else(|error| is_refused(&error), |_| true)
+    let Err(error) = recorded else { return true };
+    // A term that ends before its last record arrives is daily life; any other refusal leaves a gap that someone will wonder about.
+    if is_refused(&error) && error.code != ErrorCode::Conflict {
+        warn!(%reconciler, %term, of_term, %error, "the record of a run was refused: it is missing in the history");
+    }
+    is_refused(&error)
 }
 
 /// A watched value: the request, given the revision seen, and the revision of its answer.
@@ -73,5 +81,92 @@ pub async fn watch<L: WatchedValue, F: Future<Output = bool> + Send>(
             return;
         }
         tokio::time::sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures_util::FutureExt;
+    use futures_util::future::{BoxFuture, ready};
+    use muster_messages::wire::LeaseRequest;
+    use muster_messages::{FencingToken, NodeId, RunOutcome, WallTime};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    use super::*;
+
+    /// Answers every request with this.
+    struct Answers(Result<String, ErrorBody>);
+
+    impl muster_elector::Cluster for Answers {
+        fn ask(&self, _: LeaseRequest, _: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
+            ready(self.0.clone()).boxed()
+        }
+    }
+    impl Cluster for Answers {
+        fn reconcile(&self, _: ReconcilerRequest, _: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
+            ready(self.0.clone()).boxed()
+        }
+    }
+
+    /// The levels of what this module logs.
+    #[derive(Clone, Default)]
+    struct Levels(Arc<Mutex<Vec<Level>>>);
+
+    impl Subscriber for Levels {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            if event.metadata().target() == module_path!().trim_end_matches("::tests") {
+                self.0.lock().unwrap().push(*event.metadata().level());
+            }
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    fn run() -> Box<RunRecord> {
+        Box::new(RunRecord {
+            reconciler: "schema".into(),
+            number: 0,
+            term: FencingToken(40),
+            of_term: 1,
+            attempt: 1,
+            node: NodeId::from_entropy(1),
+            release: "2.0.0".parse().unwrap(),
+            step: None,
+            began: WallTime(1),
+            ran_for_ms: None,
+            exit: None,
+            outcome: RunOutcome::Running,
+            head: String::new(),
+            tail: String::new(),
+            revision: Revision(0),
+        })
+    }
+
+    #[tokio::test]
+    async fn refused_record_of_a_term_in_force_is_logged() {
+        let refused = |code| Err(ErrorBody::new(code, "no"));
+        for (answer, decided, logged) in [
+            (Ok("{}".to_owned()), true, vec![]),
+            (refused(ErrorCode::Conflict), true, vec![]), // its term has ended
+            (refused(ErrorCode::NoQuorum), false, vec![]),
+            (refused(ErrorCode::Invalid), true, vec![Level::WARN]),
+            (refused(ErrorCode::Forbidden), true, vec![Level::WARN]),
+        ] {
+            let levels = Levels::default();
+            let _logs_to = tracing::subscriber::set_default(levels.clone());
+            assert_eq!(record(&Answers(answer.clone()), run()).await, decided, "{answer:?}");
+            assert_eq!(*levels.0.lock().unwrap(), logged, "{answer:?}");
+        }
     }
 }

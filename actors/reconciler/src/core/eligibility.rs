@@ -2,8 +2,9 @@
 //!
 //! Owns        which candidates were there lately; how long this one keeps out.
 //! Inputs      the view, whether this candidate is announced, its resignation.
-//! Invariants  RUN-1  a candidate that sees a better one stops campaigning within the debounce; one that has left counts for a
-//!                    while, so that a restart of the newest member does not hand its work to an older release.
+//! Invariants  RUN-1  a candidate that sees a better one stops campaigning within the debounce; one that has left, or whose node is
+//!                    not selected any more, counts for a while, so that a restart of the newest member, or a change of its
+//!                    labels, does not hand its work to an older release.
 //! Why a decision is debounced: members that start together announce themselves one after the other, and each of them alone
 //! would look like a reason to move. Two that campaign at once are harmless: one lease decides between them.
 
@@ -60,7 +61,7 @@ pub enum Why {
     NothingToRun,
     /// The cluster does not know this candidate.
     NotAnnounced,
-    /// Another candidate comes first. `gone`: it has left, but may come back.
+    /// Another candidate comes first. `gone`: it has left, or its node's labels have changed, but it may come back.
     Better { member: String, release: Triple, gone: bool },
     /// Our node does not have these labels of the node selector.
     NotSelected { lacks: Vec<String> },
@@ -169,10 +170,11 @@ impl Eligibility {
         self.terms = view.definition.as_ref().filter(|_| runnable).map(|_| (view.choice, view.pinned));
         let ours = view.candidates.iter().find(|candidate| candidate.member == self.me.member);
         self.lacks = ours.map(|candidate| candidate.lacks.clone()).unwrap_or_default();
-        // A candidate whose node is not selected does not campaign.
-        let eligible = view.candidates.iter().filter(|candidate| candidate.lacks.is_empty());
-        let live: BTreeSet<_> = eligible.map(|c| (c.member.clone(), c.release.triple)).collect();
-        let is_present = |member: &String| view.candidates.iter().any(|candidate| candidate.member == *member);
+        // A candidate whose node is not selected does not campaign. One whose labels have changed counts as one that has left: they
+        // may be put right at once, and an older release would have rewritten everything meanwhile.
+        let eligible = || view.candidates.iter().filter(|candidate| candidate.lacks.is_empty());
+        let live: BTreeSet<_> = eligible().map(|c| (c.member.clone(), c.release.triple)).collect();
+        let is_present = |member: &String| eligible().any(|candidate| candidate.member == *member);
         for left in self.live.difference(&live) {
             self.gone.insert(left.clone(), now);
         }

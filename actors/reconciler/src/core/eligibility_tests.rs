@@ -107,9 +107,36 @@ fn candidate_without_labels_neither_campaigns_nor_holds_back() {
     scenario.unselected = vec![];
     scenario.observe();
     assert!(!scenario.pass(1).stands);
+}
+
+/// Otherwise the older release would rewrite everything, and the newer one again once the label is back.
+#[test]
+fn newer_candidate_that_loses_its_label_counts_for_a_while() {
+    let both = [("n1", "2.0.0"), ("n2", "2.1.0")];
+    for comes_back in [true, false] {
+        let mut scenario = Scenario::new();
+        scenario.with(&both);
+        scenario.pass(10);
+        scenario.unselected = vec!["n2"];
+        scenario.observe();
+        assert!(!scenario.pass(29).stands);
+        assert!(matches!(scenario.core.decision().why, Why::Better { gone: true, .. }));
+        if comes_back {
+            scenario.unselected = vec![];
+            scenario.observe();
+        }
+        assert_eq!(scenario.pass(3).stands, !comes_back, "30 s and a second");
+    }
+}
+
+/// Which of two equals runs it is decided at once.
+#[test]
+fn equal_candidate_that_loses_its_label_holds_nothing_back() {
+    let mut scenario = Scenario::new();
+    scenario.with(&[("n1", "2.0.0"), ("n2", "2.0.0")]);
     scenario.unselected = vec!["n2"];
     scenario.observe();
-    assert!(scenario.pass(1).stands, "at once, not after the time of one that has left");
+    assert!(scenario.pass(1).stands);
 }
 
 /// Scenario 4.

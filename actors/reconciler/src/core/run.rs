@@ -14,6 +14,7 @@
 mod decide;
 mod ended;
 mod failures;
+mod observed;
 mod outcome;
 mod recording;
 mod report;
@@ -293,6 +294,8 @@ pub struct Run {
     recording: Recording,
     /// The action that was running when the term ended.
     ending: Option<u64>,
+    /// The record of a chain's step that was not answered when the term ended.
+    last_record: Option<u64>,
     /// As of the last input.
     wall: WallTime,
     /// It gives up the term once its last failure is reported: nothing of a term can be reported afterwards.
@@ -321,6 +324,7 @@ impl Run {
             reporting: Reporting::default(),
             recording: Recording::default(),
             ending: None,
+            last_record: None,
             wall: WallTime(0),
             resigning: false,
             tally: Tally::default(),
@@ -354,12 +358,16 @@ impl Run {
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Out) {
         self.wall = wall;
         match input {
-            Input::View(view) => self.observe(view, out),
+            Input::View(view) => self.observe(now, view, out),
             Input::Stepped { number, result } => self.stepped(now, wall, number, result, out),
             Input::Waved { number, result } => self.waved(now, wall, number, result, out),
             Input::Recorded { number, result } => self.recorded(now, wall, number, result, out),
             Input::Acted { number, ended } => self.acted(now, wall, number, *ended, out),
-            Input::RunRecorded { decided } => self.recording.answered(now, decided),
+            Input::RunRecorded { decided } => {
+                if let Some(dropped) = self.recording.answered(now, decided) {
+                    out.push(Effect::Log(LogLine::Warn(dropped)));
+                }
+            }
             Input::Reported { ok } => {
                 self.reporting.answered(ok);
                 self.reported(ok, out);
@@ -383,9 +391,9 @@ impl Run {
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
     }
-    /// Whether no run is in progress, and the cluster has decided about every record.
+    /// Whether no run is in progress, and nothing of this term is still to be recorded: no run, and no step of a chain.
     pub fn is_recorded(&self) -> bool {
-        self.recording.is_complete()
+        self.recording.is_complete() && self.last_record.is_none()
     }
     pub fn tally(&self) -> &Tally {
         &self.tally
@@ -429,42 +437,13 @@ impl Run {
                 }
             }
             Phase::Ended => {}
-            _ => self.recording.ends(now, RunOutcome::TermEnded, RunExit::default(), ("", "")),
+            Phase::Recording { number } => self.last_record = Some(number),
+            _ => {
+                self.recording.ends(now, RunOutcome::TermEnded, RunExit::default(), ("", ""));
+                self.record_last(out);
+            }
         }
         self.phase = Phase::Ended;
-    }
-
-    fn observe(&mut self, view: Arc<RunnerView>, out: &mut Out) {
-        if self.view.as_ref().is_some_and(|known| view.revision < known.revision) || self.phase == Phase::Ended {
-            return; // from a replica that lags behind
-        }
-        let again = self.retries.is_some_and(|heeded| view.retries > heeded);
-        let digest = view.definition.as_ref().map(|d| d.digest.clone());
-        self.retries = Some(view.retries);
-        self.view = Some(view);
-        let superseded = self.job.as_ref().is_some_and(|job| Some(&job.digest) != digest.as_ref());
-        match &mut self.phase {
-            Phase::Acting { number, cancelled, .. } if superseded && cancelled.is_none() => {
-                *cancelled = Some(Cancelled::Superseded);
-                out.push(Effect::Cancel { number: *number });
-            }
-            // Their result is evaluated when it arrives.
-            Phase::Acting { .. }
-            | Phase::Stepping { .. }
-            | Phase::Waving { .. }
-            | Phase::Recording { .. }
-            | Phase::Ended => {}
-            Phase::Retrying { .. } | Phase::Settling { .. } | Phase::Failed { .. } if !superseded && !again => {}
-            Phase::Deciding { .. } => {}
-            _ => self.reconsider(),
-        }
-        if again {
-            self.failures.hurry();
-            (self.again, self.applied) = (true, None);
-        }
-        if superseded && !matches!(self.phase, Phase::Acting { .. }) {
-            self.job = None;
-        }
     }
 
     /// The effects of time. The only place that begins anything.

@@ -154,7 +154,7 @@ impl Scenario {
             other => panic!("{other:?}"),
         }
     }
-    /// The step of this name is asked to be recorded, and is.
+    /// The step of this name is asked to be recorded, and is, as the next view shows.
     pub(super) fn records(&mut self, expected: &str) {
         let Effect::Record { number, step, .. } = self.only() else { panic!("{:?}", self.effects) };
         assert_eq!(step, expected);
@@ -162,6 +162,7 @@ impl Scenario {
         self.view.revision = self.view.revision.next();
         let recorded = Recorded { revision: self.view.revision };
         self.receive(Input::Recorded { number, result: Ok(recorded) });
+        self.receive(Input::View(Arc::new(self.view.clone())));
     }
     pub(super) fn acts(&mut self) -> (u64, Work) {
         match self.only() {

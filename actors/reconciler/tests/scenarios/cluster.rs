@@ -1,7 +1,7 @@
 //! The judge as a cluster that answers over a network: a millisecond each way, watches, expiry by its own clock. And the
 //! harness of all actors that use it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::pending;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
 use muster_messages::{ErrorBody, ErrorCode, Revision};
 use muster_reconciler::Cluster;
 use muster_testkit::ActorHarness;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -67,6 +68,8 @@ pub struct Network {
     cuts: Arc<Mutex<BTreeMap<String, Arc<AtomicBool>>>>,
     /// What happens to the next records of runs; the others arrive.
     records: Arc<Mutex<VecDeque<Travel>>>,
+    /// Members of a build that cannot read the definitions.
+    outdated: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// What happens to a request.
@@ -82,7 +85,13 @@ pub enum Travel {
 impl Network {
     fn new() -> Self {
         let judge = Arc::new(Mutex::new(Judge::founded()));
-        Self { judge, news: Arc::new(watch::Sender::new(Revision(0))), cuts: Arc::default(), records: Arc::default() }
+        Self {
+            judge,
+            news: Arc::new(watch::Sender::new(Revision(0))),
+            cuts: Arc::default(),
+            records: Arc::default(),
+            outdated: Arc::default(),
+        }
     }
     async fn expires_leases(self) {
         loop {
@@ -105,7 +114,16 @@ impl Network {
     /// One member's connection to the cluster.
     pub fn link(&self, member: &str) -> Arc<Link> {
         let cut = Arc::clone(self.cuts.lock().unwrap().entry(member.to_owned()).or_default());
-        Arc::new(Link { network: self.clone(), cut })
+        Arc::new(Link { network: self.clone(), cut, member: member.to_owned() })
+    }
+    /// Whether the definitions are of a kind that only a later build than this member's knows.
+    pub fn outdate(&self, member: &str, outdated: bool) {
+        let mut members = self.outdated.lock().unwrap();
+        if outdated {
+            members.insert(member.to_owned())
+        } else {
+            members.remove(member)
+        };
     }
     /// The next records of runs travel like this.
     pub fn records_travel(&self, like: impl IntoIterator<Item = Travel>) {
@@ -156,6 +174,16 @@ impl Network {
 pub struct Link {
     network: Network,
     cut: Arc<AtomicBool>,
+    member: String,
+}
+
+/// The same view with a definition of a later build.
+fn of_a_later_build(view: &str) -> String {
+    let mut view: Value = serde_json::from_str(view).unwrap();
+    if let Some(action) = view["definition"].get_mut("action") {
+        *action = json!({"of_a_later_build": []});
+    }
+    view.to_string()
 }
 
 impl Link {
@@ -198,6 +226,7 @@ impl Cluster for Link {
     fn reconcile(&self, request: ReconcilerRequest, limit: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
         use ReconcilerRequest as R;
         let (there, back, network) = (self.travel(), self.travel(), self.network.clone());
+        let member = self.member.clone();
         let asked = async move {
             there.await?;
             if let R::View { seen, wait_ms, .. }
@@ -223,7 +252,10 @@ impl Cluster for Link {
                 }
                 _ => {}
             }
+            let is_view = matches!(request, R::View { .. });
             let answer = network.with(|judge| judge.reconcile(request));
+            let outdated = is_view && network.outdated.lock().unwrap().contains(&member);
+            let answer = if outdated { answer.map(|view| of_a_later_build(&view)) } else { answer };
             if let Some(Travel::AnswerLost) = travel {
                 pending::<()>().await;
             }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
 
 mod admission;
+mod chains;
 mod cluster;
 mod crash_points;
 #[expect(dead_code, reason = "an example of the documentation: compiled, never run")]
@@ -14,3 +15,4 @@ mod judge;
 mod nodes;
 mod records;
 mod releases;
+mod terms;

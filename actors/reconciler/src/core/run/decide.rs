@@ -23,6 +23,7 @@ impl Run {
             self.phase = Phase::Deciding { after: view.revision, until };
             return;
         }
+        self.heed_deleted_record(view);
         match &view.hold {
             // Finalization need not be offered while it is blocked.
             Some(hold) if hold.reason == HoldReason::ReadyToFinalize && view.blockers_in_all > 0 => {
@@ -62,6 +63,16 @@ impl Run {
             revision => view.revision < revision,
         };
         (older && now < until).then_some(until)
+    }
+
+    /// The reconciler was deleted, with the record of its chain, and defined again: what has run before counts no more.
+    fn heed_deleted_record(&mut self, view: &RunnerView) {
+        // A view that is accepted although it is older than our last record says nothing about it.
+        let older = self.last_step.is_some_and(|(step, _)| view.revision < step.revision);
+        let is_chain = view.definition.as_ref().is_some_and(|d| matches!(d.action, Action::Chain(_)));
+        if let Some(job) = self.job.as_mut().filter(|job| is_chain && !older && view.steps_done < job.step) {
+            (job.step, job.carried_out, job.attempt, job.ran) = (view.steps_done, None, 0, false);
+        }
     }
 
     /// The job for this definition: the current one, or a new one.
@@ -188,10 +199,26 @@ impl Run {
     }
 
     fn record(&mut self, step: &str, out: &mut Out) {
-        let number = self.number();
+        let number = self.request_record(step, out);
         self.phase = Phase::Recording { number };
+    }
+
+    /// The term is over, and its lease is held until this is answered, for a moment: afterwards a successor would run the step
+    /// again.
+    pub(super) fn record_last(&mut self, out: &mut Out) {
+        let Some(job) = self.job.as_ref().filter(|job| job.carried_out == Some(job.step)) else { return };
+        let definition = self.view.as_ref().and_then(|view| view.definition.as_ref());
+        let action = definition.filter(|definition| definition.digest == job.digest).map(|d| &d.action);
+        let Some(Action::Chain(steps)) = action else { return };
+        let step = steps.get(job.step).map(|step| step.name.clone());
+        self.last_record = step.map(|step| self.request_record(&step, out));
+    }
+
+    fn request_record(&mut self, step: &str, out: &mut Out) -> u64 {
+        let number = self.number();
         let digest = self.job.as_ref().map(|job| job.digest.clone()).unwrap_or_default();
         out.push(Effect::Record { number, digest, step: step.to_owned() });
+        number
     }
 
     pub(super) fn wave(&mut self, wave: u32, out: &mut Out) {

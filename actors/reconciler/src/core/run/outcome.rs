@@ -51,29 +51,23 @@ impl Run {
         if self.phase != (Phase::Waving { number }) {
             return;
         }
+        // Without a job another definition has replaced it.
         let (Some(view), Some(job)) = (self.view.clone(), &mut self.job) else { return self.reconsider() };
+        let Some(definition) = &view.definition else { return self.reconsider() };
         let recording = &mut self.recording;
         let mut ends = |outcome, text: &str| {
             let exit = RunExit { text: in_short(text, MAX_ERROR_BYTES), ..RunExit::default() };
             recording.ends(now, outcome, exit, ("", ""));
         };
-        let current = view.definition.as_ref().filter(|definition| definition.digest == job.digest);
         match result {
-            _ if current.is_none() => {
-                ends(RunOutcome::Cancelled, "another definition has replaced it");
-                self.superseded();
-            }
-            Ok(Waved { waiting: Some(why), .. }) => {
-                let limit = current.map_or(0, |definition| definition.run_timeout_ms);
-                self.awaits(now, wall, &why, limit, out);
-            }
+            Ok(Waved { waiting: Some(why), .. }) => self.awaits(now, wall, &why, definition.run_timeout_ms, out),
             Ok(waved) if waved.errors.is_empty() => {
                 job.wave += 1;
                 job.awaited_until = None;
                 if job.wave < waves(&view) {
                     let wave = job.wave;
                     self.wave(wave, out);
-                } else if let Some(definition) = current {
+                } else {
                     ends(RunOutcome::Done, "");
                     self.ran(now, &view, definition, out);
                 }
@@ -100,7 +94,8 @@ impl Run {
         }
     }
 
-    /// The next step of a chain begins once the one before is on record.
+    /// The next step of a chain begins once the one before is on record, by a view that shows that: an operator may have paused
+    /// it, or a member may block it, meanwhile.
     pub(super) fn recorded(
         &mut self,
         now: Moment,
@@ -109,6 +104,11 @@ impl Run {
         result: Result<Recorded, ErrorBody>,
         out: &mut Out,
     ) {
+        if self.last_record == Some(number) {
+            // Whatever the answer is: the term does not last for another attempt.
+            self.last_record = None;
+            return;
+        }
         if self.phase != (Phase::Recording { number }) {
             return;
         }
@@ -118,11 +118,10 @@ impl Run {
                 // An older view does not have it yet.
                 self.last_step = Some((Stepped { epoch: view.gate.epoch, revision }, now + MAX_VIEW_LAG));
                 self.failures.end();
-                let digest = self.job.as_ref().map(|job| job.digest.clone());
-                let current = view.definition.as_ref().filter(|d| Some(&d.digest) == digest.as_ref());
-                let (Some(definition), Some(job)) = (current, &mut self.job) else { return self.superseded() };
-                (job.step, job.carried_out, job.attempt) = (job.step + 1, None, 0);
-                self.apply(now, &view, definition, out);
+                if let Some(job) = &mut self.job {
+                    (job.step, job.carried_out, job.attempt) = (job.step + 1, None, 0);
+                }
+                self.reconsider();
             }
             Err(body) if is_refusal(body.code) => self.refused(now, &view),
             Err(body) => self.trouble(now, wall, body.message, out),
@@ -158,6 +157,10 @@ impl Run {
         self.recording.ends(now, run_outcome(&outcome, cancelled, is_over), exit, (&head, &output));
         if is_over {
             self.ending = None;
+            if let Some(job) = self.job.as_mut().filter(|_| outcome == Outcome::Done) {
+                job.carried_out = Some(job.step);
+                self.record_last(out);
+            }
             return;
         }
         self.output = output;
@@ -168,11 +171,12 @@ impl Run {
         match (outcome, cancelled) {
             // A success counts, however late.
             (Outcome::Done, _) if matches!(definition.action, Action::Chain(_)) => {
-                if let Some(job) = &mut self.job {
-                    job.carried_out = Some(job.step);
-                }
                 self.tally.ends(now, false);
-                self.apply(now, &view, definition, out);
+                let Some(job) = &mut self.job else { return self.reconsider() };
+                job.carried_out = Some(job.step);
+                // Under a definition that has replaced the one whose step this was, the gate does not lead to it yet.
+                let leads = job.stepped.is_some() || !job.completes || view.gate.reconciled.is_none();
+                if leads { self.apply(now, &view, definition, out) } else { self.reconsider() }
             }
             (Outcome::Done, _) => self.ran(now, &view, definition, out),
             (_, Some(Cancelled::Superseded)) => self.superseded(),

@@ -4,7 +4,7 @@
 //! Inputs      runs that begin and end; answers.
 //! Outputs     one record at a time, in their order.
 //! Invariants  RUN-7  each run of a term has its own number, and one record: the log replaces a record by the end of the same run, and
-//!                    by nothing else. What is confirmed or refused is not sent again.
+//!                    by nothing else. What is confirmed or refused is not sent again, and what is not answered only a few times.
 //! Why no failure here delays or ends a run: the gate is what counts, and a history with a gap is better than a migration that is
 //! repeated.
 
@@ -16,8 +16,9 @@ use super::*;
 
 /// Records that wait for the cluster. If it takes none for so long it has no quorum, and the term ends soon.
 const MAX_PENDING: usize = 16;
-/// The pause after a record was not answered.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// The pauses after attempts that were not answered; then the record is dropped. They outlast a change of leaders. A manager of an
+/// older build does not know records: it closes the connection, each time.
+const RETRY_PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(15)];
 
 /// Whether the same record would be answered alike: it was refused, not lost.
 pub fn is_refused(error: &ErrorBody) -> bool {
@@ -59,8 +60,13 @@ pub(super) struct Recording {
     count: u64,
     current: Option<InProgress>,
     pending: VecDeque<RunRecord>,
+    /// How many records have made room for newer ones since the last answer.
+    pushed_out: usize,
     /// The first of them was sent, and is not answered.
     open: bool,
+    /// The run and the outcome that were sent last, and how many of these attempts were not answered.
+    sent: Option<(u64, RunOutcome)>,
+    unanswered: usize,
     not_before: Moment,
 }
 
@@ -134,26 +140,55 @@ impl Recording {
         while self.pending.len() > kept && self.pending.back().is_some_and(|last| last.of_term == record.of_term) {
             self.pending.pop_back();
         }
-        if self.pending.len() >= MAX_PENDING {
-            self.pending.remove(kept);
+        if self.pending.len() >= MAX_PENDING && self.pending.remove(kept).is_some() {
+            self.pushed_out += 1;
         }
         self.pending.push_back(record);
     }
 
-    /// The cluster has decided about the first one, or has not answered.
-    pub fn answered(&mut self, now: Moment, decided: bool) {
-        if std::mem::take(&mut self.open) {
-            if decided {
-                self.pending.pop_front();
-            } else {
-                self.not_before = now + RETRY_PAUSE;
-            }
+    /// The cluster has decided about the first one, or has not answered. Returns a line for the log if a record was dropped: that one, or
+    /// others since the last answer.
+    pub fn answered(&mut self, now: Moment, decided: bool) -> Option<String> {
+        let reconciler = self.pending.back().map(|last| last.reconciler.clone());
+        let given_up = self.settle(now, decided);
+        let pushed_out = reconciler.filter(|_| self.pushed_out > 0).map(|reconciler| {
+            let count = std::mem::take(&mut self.pushed_out);
+            format!("{reconciler}: {count} records of runs made room for newer ones before the cluster had answered; they are not recorded")
+        });
+        let lines: Vec<String> = given_up.into_iter().chain(pushed_out).collect();
+        (!lines.is_empty()).then(|| lines.join("; "))
+    }
+
+    /// Returns why the first one was given up.
+    fn settle(&mut self, now: Moment, decided: bool) -> Option<String> {
+        if !std::mem::take(&mut self.open) {
+            return None;
         }
+        if decided {
+            self.pending.pop_front();
+            return None;
+        }
+        if let Some(pause) = RETRY_PAUSES.get(self.unanswered) {
+            self.unanswered += 1;
+            self.not_before = now + *pause;
+            return None;
+        }
+        let RunRecord { reconciler, term, of_term, outcome, .. } = self.pending.pop_front()?;
+        let what = if outcome == RunOutcome::Running { "beginning" } else { "end" };
+        let attempts = self.unanswered + 1;
+        Some(format!(
+            "{reconciler}: the cluster answered none of {attempts} attempts to record the {what} of run {of_term} of term {term}; \
+             it is not recorded"
+        ))
     }
 
     /// The record to send now, if any.
     pub fn next(&mut self, now: Moment) -> Option<RunRecord> {
         let next = self.pending.front().filter(|_| !self.open && self.not_before <= now)?.clone();
+        let of = Some((next.of_term, next.outcome));
+        if self.sent != of {
+            (self.sent, self.unanswered) = (of, 0);
+        }
         self.open = true;
         Some(next)
     }
@@ -215,6 +250,34 @@ mod tests {
             }
             scenario.end(number, Outcome::Failed("ended by signal 15".into()));
             assert_eq!(scenario.records[1].outcome, expected);
+        }
+    }
+
+    #[test]
+    fn replacement_ends_the_run_of_an_object_set() {
+        use RunOutcome as R;
+        for awaits in [false, true] {
+            let mut scenario = Scenario::new(Action::Objects(vec![]), GatePath::First);
+            scenario.unchanged_view();
+            let Effect::Wave { number, .. } = scenario.only() else { panic!("no wave") };
+            let waved = |scenario: &mut Scenario| {
+                let waiting = awaits.then(|| "it is not ready".to_owned());
+                scenario.receive(Input::Waved { number, result: Ok(Waved { waiting, ..Waved::default() }) });
+            };
+            if awaits {
+                waved(&mut scenario);
+            }
+            scenario.change_view(|view| {
+                let definition = view.definition.as_mut().unwrap();
+                (definition.digest, definition.release) = ("other".into(), "2.1.0".parse().unwrap());
+            });
+            assert_eq!(recorded(&scenario)[..2], [(1, 1, R::Running), (1, 1, R::Cancelled)]);
+            if !awaits {
+                waved(&mut scenario);
+            }
+            assert_eq!(recorded(&scenario)[2..], [(2, 1, R::Running)], "it is another run");
+            assert_eq!(scenario.records[2].release.to_string(), "2.1.0");
+            assert!(matches!(scenario.only(), Effect::Wave { wave: 0, .. }));
         }
     }
 
@@ -281,13 +344,36 @@ mod tests {
         let (mut recording, _, now) = begun();
         assert!(recording.next(now).is_some() && recording.next(now).is_none(), "one at a time");
         recording.answered(now, false);
-        assert_eq!((recording.next(now), recording.wake_at()), (None, Some(now + RETRY_PAUSE)));
-        assert!(recording.next(now + RETRY_PAUSE).is_some());
+        assert_eq!((recording.next(now), recording.wake_at()), (None, Some(now + RETRY_PAUSES[0])));
+        assert!(recording.next(now + RETRY_PAUSES[0]).is_some());
         recording.forget(); // a crash of its actor
-        assert!(recording.next(now + RETRY_PAUSE).is_some());
+        assert!(recording.next(now + RETRY_PAUSES[0]).is_some());
         recording.answered(now, true);
         recording.answered(now, true); // repeated
-        assert_eq!((recording.next(now + RETRY_PAUSE * 2), recording.wake_at()), (None, None));
+        assert_eq!((recording.next(now + RETRY_PAUSES[0] * 2), recording.wake_at()), (None, None));
+    }
+
+    /// An older daemon closes the connection each time.
+    #[test]
+    fn record_that_is_never_answered_is_dropped() {
+        let (mut recording, _, mut now) = begun();
+        let first = recording.next(now).unwrap();
+        ends(&mut recording, now);
+        for pause in RETRY_PAUSES {
+            assert_eq!(recording.answered(now, false), None);
+            assert_eq!(recording.wake_at(), Some(now + pause));
+            now = now + pause;
+            assert_eq!(recording.next(now).as_ref(), Some(&first));
+        }
+        let line = recording.answered(now, false).unwrap();
+        assert!(line.contains("none of 4 attempts") && line.contains("beginning of run 1"), "{line}");
+        // The next one is given as many.
+        assert_eq!(recording.next(now).map(|record| record.outcome), Some(RunOutcome::Done));
+        assert_eq!(recording.answered(now, false), None);
+        now = now + RETRY_PAUSES[0];
+        assert!(recording.next(now).is_some());
+        assert_eq!(recording.answered(now, true), None);
+        assert!(recording.is_complete());
     }
 
     #[test]
@@ -318,8 +404,9 @@ mod tests {
         }
         ends(&mut recording, now);
         assert_eq!(recording.pending.len(), MAX_PENDING);
-        recording.answered(now, false);
-        assert_eq!(recording.next(now + RETRY_PAUSE), Some(first), "the one that was sent is still the first");
+        let said = recording.answered(now, false).expect("a line for the log");
+        assert!(said.starts_with("schema: 84 records of runs made room for newer ones"), "{said}");
+        assert_eq!(recording.next(now + RETRY_PAUSES[0]), Some(first), "the one that was sent is still the first");
         assert_eq!(recording.pending.back().map(|last| last.of_term), Some(99));
     }
 }

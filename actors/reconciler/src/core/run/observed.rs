@@ -1,0 +1,62 @@
+//! What a newer view means for what is in progress.
+
+use super::*;
+
+impl Run {
+    pub(super) fn observe(&mut self, now: Moment, view: Arc<RunnerView>, out: &mut Out) {
+        if self.view.as_ref().is_some_and(|known| view.revision < known.revision) || self.phase == Phase::Ended {
+            return; // from a replica that lags behind
+        }
+        let again = self.retries.is_some_and(|heeded| view.retries > heeded);
+        let digest = view.definition.as_ref().map(|d| d.digest.as_str());
+        let is_other = self.job.as_ref().is_some_and(|job| Some(job.digest.as_str()) != digest);
+        let superseded = is_other && !self.carries_over(&view);
+        self.retries = Some(view.retries);
+        self.view = Some(view);
+        match &mut self.phase {
+            Phase::Acting { number, cancelled, .. } if superseded && cancelled.is_none() => {
+                *cancelled = Some(Cancelled::Superseded);
+                out.push(Effect::Cancel { number: *number });
+            }
+            // Their result is evaluated when it arrives.
+            Phase::Acting { .. }
+            | Phase::Stepping { .. }
+            | Phase::Waving { .. }
+            | Phase::Recording { .. }
+            | Phase::Ended => {}
+            Phase::Retrying { .. } | Phase::Settling { .. } | Phase::Failed { .. } if !superseded && !again => {}
+            Phase::Deciding { .. } => {}
+            _ => self.reconsider(),
+        }
+        if again {
+            self.failures.hurry();
+            (self.again, self.applied) = (true, None);
+        }
+        if superseded && !matches!(self.phase, Phase::Acting { .. }) {
+            // The run of an object set lasts over several waves; what follows is another one.
+            let exit = RunExit { text: "another definition has replaced it".to_owned(), ..RunExit::default() };
+            self.recording.ends(now, RunOutcome::Cancelled, exit, ("", ""));
+            self.job = None;
+        }
+    }
+
+    /// Another definition of a chain has the step that is carried out, or was and is not on record, in the same place: that it
+    /// was carried out counts. Otherwise a definition that only appends steps would run it twice. Returns whether it goes on.
+    fn carries_over(&mut self, view: &RunnerView) -> bool {
+        let acting = matches!(self.phase, Phase::Acting { .. });
+        let (Some(job), Some(known)) = (&mut self.job, &self.view) else { return false };
+        let was = known.definition.as_ref().filter(|definition| definition.digest == job.digest);
+        let (Some(was), Some(is)) = (was, &view.definition) else { return false };
+        let (Action::Chain(old), Action::Chain(new)) = (&was.action, &is.action) else { return false };
+        let is_same = |(old, new): (&ChainStep, &ChainStep)| old.name == new.name && old.digest == new.digest;
+        // With all steps before it: otherwise the definition contradicts what is on record.
+        let same = old.iter().zip(new).take(job.step + 1).filter(|pair| is_same(*pair)).count();
+        if same <= job.step || !acting && job.carried_out != Some(job.step) {
+            return false;
+        }
+        // The gate leads to the former definition, until a step of it is taken for this one.
+        (job.digest, job.release, job.stepped) = (is.digest.clone(), is.release.triple, None);
+        // Its author calls it the same; as another user, or with another environment, it is still not the one to run.
+        !acting || old.get(job.step) == new.get(job.step) && was.options.command == is.options.command
+    }
+}
