@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use muster_gates::{ObjectFilter, Waves, Write, drift, sealed};
+use muster_gates::{MAX_STEP_NAME_BYTES, ObjectFilter, Waves, Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
     AppliedDefinitionView, AppliedView, Change, Command, CommandRefusal, Definition, DefinitionKey, DefinitionView,
@@ -15,6 +15,7 @@ use muster_messages::{
     Replica, RequestId, Revision, RunRecord, SessionId, Tables, Triple, is_dns_label, runner_lease,
 };
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::core::{check_scope, on_behalf, reserved};
@@ -26,8 +27,6 @@ mod objects;
 
 /// The length of a SHA-256 in hexadecimal.
 const DIGEST_CHARS: usize = 64;
-/// The longest name of a step: a DNS subdomain.
-const MAX_STEP_NAME_BYTES: usize = 253;
 /// Definitions of one request.
 const MAX_DEFINITIONS: usize = 64;
 /// Writes of one wave in flight.
@@ -172,9 +171,8 @@ impl ReconcilerRequests<'_> {
             return Ok(replica);
         }
         let mut replicas = manager.replica.clone();
-        let waited = tokio::time::timeout_at(limit, replicas.wait_for(|replica| has_news(&replica.tables)));
-        let something = waited.await.is_ok_and(|replica| replica.is_ok());
-        if something {
+        let something = tokio::time::timeout_at(limit, news_of(&mut replicas, has_news)).await;
+        if something.is_ok_and(|found| found) {
             tokio::time::sleep_until(limit.min(Instant::now() + CHANGE_GATHER_TIME)).await;
         }
         let newest = self.work.local();
@@ -556,6 +554,21 @@ fn explained(refusal: CommandRefusal) -> ErrorBody {
     match details {
         Some(details) => error.with_details(&details),
         None => error,
+    }
+}
+
+/// Waits for a replica with news. False: there will be none. It looks through a replica of its own: inside of `wait_for`, the raft member
+/// would have to wait until this is done before it could publish the next one.
+async fn news_of(replicas: &mut watch::Receiver<Arc<Replica>>, mut has_news: impl FnMut(&Tables) -> bool) -> bool {
+    loop {
+        let replica = Arc::clone(&replicas.borrow_and_update());
+        if has_news(&replica.tables) {
+            return true;
+        }
+        drop(replica);
+        if replicas.changed().await.is_err() {
+            return false;
+        }
     }
 }
 

@@ -219,6 +219,36 @@ async fn recorded_run_is_attributed_to_its_sender_and_cut() {
     assert_eq!(status, 400);
 }
 
+#[tokio::test]
+async fn run_of_a_step_with_a_long_name_is_recorded() {
+    let status = async |step: usize, release: &str| {
+        let release = serde_json::from_value(release.into()).unwrap();
+        let record = Box::new(RunRecord { step: Some("s".repeat(step)), release, ..run(1, 1) });
+        World::new().reconciler(&node(1), ReconcilerRequest::RecordRun { record }).await.0.as_u16()
+    };
+    assert_eq!((status(65, "2.0.0").await, status(253, "2.0.0").await, status(254, "2.0.0").await), (200, 200, 400));
+    assert_eq!(status(1, "2.0.0-rc.1").await, 400, "releases are three numbers");
+}
+
+/// The raft member publishes while a reader looks through what it has published before.
+#[tokio::test]
+async fn reader_that_looks_for_news_holds_up_no_publication() {
+    let (published, mut replicas) = watch::channel(Arc::<Replica>::default());
+    let published = Arc::new(published);
+    let mut looked = 0;
+    let found = news_of(&mut replicas, |_| {
+        looked += 1;
+        let (publish, (done, finished)) = (Arc::clone(&published), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            publish.send_replace(Arc::default());
+            let _late = done.send(());
+        });
+        finished.recv_timeout(Duration::from_secs(20)).expect("the publisher waits for the reader");
+        looked == 2
+    });
+    assert!(found.await);
+}
+
 /// API-3. This module only asks for the check.
 #[tokio::test]
 async fn requests_reserved_to_managers_are_refused_to_others() {

@@ -27,7 +27,7 @@ impl ObjectFilter<'_> {
 /// the beginning never does, because what is deleted in between could be forgotten before the next part is asked for.
 pub fn object_changes(
     tables: &Tables,
-    deleted: Vec<(Revision, ManagedKey)>,
+    deleted: impl IntoIterator<Item = (Revision, Arc<ManagedKey>)>,
     filter: ObjectFilter<'_>,
     seen: Revision,
 ) -> ObjectChangesView {
@@ -44,9 +44,10 @@ pub fn object_changes(
         changed.retain(|object| object.revision <= last);
         revision = last;
     }
-    let gone = |(at, key): &(Revision, ManagedKey)| *at <= revision && filter.wants(key) && !there.contains_key(key);
-    let shown = |(revision, key): (Revision, ManagedKey)| {
-        let ManagedKey { kind, namespace, name } = key;
+    let gone =
+        |(at, key): &(Revision, Arc<ManagedKey>)| *at <= revision && filter.wants(key) && !there.contains_key(key);
+    let shown = |(revision, key): (Revision, Arc<ManagedKey>)| {
+        let ManagedKey { kind, namespace, name } = ManagedKey::clone(&key);
         DeletedObjectView { kind, namespace, name, revision }
     };
     ObjectChangesView {
@@ -64,6 +65,9 @@ mod tests {
 
     fn key(kind: &str, name: &str) -> ManagedKey {
         ManagedKey { kind: kind.into(), namespace: "default".into(), name: name.into() }
+    }
+    fn gone(at: u64, key: ManagedKey) -> (Revision, Arc<ManagedKey>) {
+        (Revision(at), Arc::new(key))
     }
     fn tables(objects: &[(&str, &str, u64, usize)]) -> Tables {
         let mut tables = Tables { revision: Revision(100), ..Tables::default() };
@@ -85,8 +89,7 @@ mod tests {
     fn changes_have_what_is_new_and_what_is_gone() {
         let tables = tables(&[("job", "b", 5, 1), ("job", "a", 7, 1), ("table", "t", 9, 1)]);
         // `a` was deleted and made again.
-        let deleted =
-            || vec![(Revision(6), key("job", "a")), (Revision(6), key("job", "c")), (Revision(8), key("table", "u"))];
+        let deleted = || vec![gone(6, key("job", "a")), gone(6, key("job", "c")), gone(8, key("table", "u"))];
         let jobs = ObjectFilter { kind: Some("job"), namespace: Some("default") };
         let view = object_changes(&tables, deleted(), jobs, Revision(5));
         assert_eq!((names(&view), view.revision), ((vec!["a"], vec!["c"]), Revision(100)));
@@ -99,7 +102,7 @@ mod tests {
     fn long_answer_ends_between_two_revisions() {
         let half = MAX_CHANGES_BYTES / 2;
         let objects = [("k", "a", 5, half), ("k", "b", 6, half), ("k", "c", 6, half), ("k", "d", 7, half)];
-        let deleted = || vec![(Revision(6), key("k", "x")), (Revision(7), key("k", "y"))];
+        let deleted = || vec![gone(6, key("k", "x")), gone(7, key("k", "y"))];
         let tables = tables(&objects);
         let first = object_changes(&tables, deleted(), ObjectFilter::default(), Revision(1));
         assert_eq!((names(&first), first.revision), ((vec!["a", "b", "c"], vec!["x"]), Revision(6)));

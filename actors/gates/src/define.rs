@@ -23,6 +23,8 @@ const MAX_HOLD_MS: u64 = 3_600_000;
 const MIN_RESIGN_PAUSE_MS: u64 = 1_000;
 /// Maximum steps of one chain.
 const MAX_STEPS: usize = 1_000;
+/// The longest name of a step: a DNS subdomain.
+pub const MAX_STEP_NAME_BYTES: usize = 253;
 /// A SHA-512 in hexadecimal, with its name.
 const MAX_STEP_DIGEST_BYTES: usize = 160;
 /// Maximum waves of one definition.
@@ -243,8 +245,9 @@ pub fn fault_of_progress(progress: &Progress) -> Option<String> {
 /// What is wrong with the record of a run: it comes from a program, and is stored. Its texts are cut to what is kept.
 pub fn fault_of_run(run: &RunRecord) -> Option<String> {
     let step = run.step.as_deref().unwrap_or_default();
-    let texts = [("reconciler", run.reconciler.as_str(), MAX_WORD_BYTES), ("step", step, MAX_WORD_BYTES)];
+    let texts = [("reconciler", run.reconciler.as_str(), MAX_WORD_BYTES), ("step", step, MAX_STEP_NAME_BYTES)];
     too_long(texts.into_iter().find(|(_, text, most)| text.len() > *most))
+        .or_else(|| run.release.plain().err().map(|why| format!("release {}: {why}", run.release)))
 }
 
 fn too_long(text: Option<(&str, &str, usize)>) -> Option<String> {

@@ -16,7 +16,8 @@ mod view;
 
 pub use self::changes::{ObjectFilter, object_changes};
 pub use self::define::{
-    BadDefinition, MAX_LEASE_MS, MIN_LEASE_MS, digest, fault_of_progress, fault_of_run, sealed, sound_object,
+    BadDefinition, MAX_LEASE_MS, MAX_STEP_NAME_BYTES, MIN_LEASE_MS, digest, fault_of_progress, fault_of_run, sealed,
+    sound_object,
 };
 pub use self::objects::{Waves, Write, drift};
 pub use self::runs::{run, run_view, runs};

@@ -312,30 +312,36 @@ fn not_selected(tables: &Tables, name: &str) -> Option<String> {
 
 /// No candidate has reported as the runner.
 fn without_runner(tables: &Tables, name: &str, definition: &Definition) -> Phase {
+    let newest = tables.reconcilers.definitions_of(name).last();
+    // The newest definition's timing holds for the candidates of all releases.
+    let timing = newest.map(|newest| newest.options.timing).unwrap_or_default();
+    let (hold, pause) = (timing.hold_ms.unwrap_or(HOLD_MS), timing.resign_pause_ms.unwrap_or(RESIGN_PAUSE_MS));
+    let (hold, pause) = (Duration::from_millis(hold), Duration::from_millis(pause));
     if let Some(failure) = tables.runs.failures.get(name) {
         let LastFailure { node, release, failures, error, .. } = failure.as_ref();
         let whence = tables.nodes.get(node).map_or_else(|| node.to_string(), |node| node.name.to_string());
         let message = format!(
             "{release} has failed on every candidate that tried, {failures} times in all, last on {whence}: {error}; each tries \
-             again after a minute, `muster reconciler retry {name}` makes them try at once"
+             again after {pause:?}, `muster reconciler retry {name}` makes them try at once"
         );
         return Phase::new(ReconcilerPhase::Failed, PhaseReason::CandidatesFailed, message);
     }
-    let newest = tables.reconcilers.definitions_of(name).last();
-    let hold = newest
+    let newer = newest
         .filter(|newest| newest.choice == RunnerChoice::Newest && newest.release.triple > definition.release.triple);
-    let hold = hold.map(|newest| {
+    let held = newer.map(|newest| {
         let (newer, ours) = (&newest.release, &definition.release);
         format!(
-            "; no live node has the newer release {newer}: after the last one has left, those of {ours} wait 30 s in case it returns"
+            "; no live node has the newer release {newer}: after the last one has left, those of {ours} wait {hold:?} in case it returns"
         )
     });
-    let message = format!("no candidate has taken the runner's lease yet{}", hold.unwrap_or_default());
+    let message = format!("no candidate has taken the runner's lease yet{}", held.unwrap_or_default());
     Phase::new(ReconcilerPhase::Electing, PhaseReason::Electing, message)
 }
 
 /// How long older candidates wait for newer ones that have left, unless a definition says otherwise.
 const HOLD_MS: u64 = 30_000;
+/// How long a candidate that has resigned keeps out, unless a definition says otherwise.
+const RESIGN_PAUSE_MS: u64 = 60_000;
 
 /// Why candidates of another release would run it instead, if so: the plan of this definition would not begin.
 fn outranked(tables: &Tables, name: &str, definition: &Definition) -> Option<HoldView> {

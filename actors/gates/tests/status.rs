@@ -445,8 +445,13 @@ fn plan_of_an_outranked_release_says_who_runs_it() {
     assert_eq!(begins(&world, one).as_deref(), Some("first"));
     assert_eq!(begins(&world, two).as_deref(), Some("first"), "its nodes are not started yet");
     let shown = status(&world.0, NAME).unwrap();
-    let held = "no live node has the newer release 2.0.0: after the last one has left, those of 1.0.0 wait 30 s";
+    let held = "no live node has the newer release 2.0.0: after the last one has left, those of 1.0.0 wait 30s";
     assert!(shown.brief.message.contains(held), "{}", shown.brief.message);
+    let mut patient = definition("2.0.0", "1.0.0", vec![object("a", 0)]);
+    patient.options.timing.hold_ms = Some(300_000);
+    world.define(patient);
+    let shown = status(&world.0, NAME).unwrap();
+    assert!(shown.brief.message.contains("those of 1.0.0 wait 300s"), "{}", shown.brief.message);
     world.announce(&candidates_scope(NAME), "n2", "2.0.0");
     assert_eq!(begins(&world, two).as_deref(), Some("first"));
     let outranked = plan(&world.0, NAME, Some(one)).unwrap();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_messages::{ManagedKey, Moment, ObjectChange, ObjectKey, Revision};
 use muster_store::history::Expired;
-use muster_store::{Deletions, History};
+use muster_store::{Deleted, Deletions, History};
 use tokio::sync::watch;
 
 /// Clones share one feed.
@@ -111,8 +111,8 @@ impl ObjectFeed {
         }
     }
 
-    /// See [`Deletions::since`].
-    pub fn deleted_since(&self, seen: Revision) -> Result<Vec<(Revision, ManagedKey)>, Expired> {
+    /// See [`Deletions::since`]. The raft member waits for this lock when it publishes: the answer is shared, not copied.
+    pub fn deleted_since(&self, seen: Revision) -> Result<Deleted, Expired> {
         locked(&self.deletions).since(seen)
     }
 

@@ -8,11 +8,11 @@
 //! Local to a member: not replicated, and empty at first. An object that exists has the revision of its last change, so this is all
 //! that a watch needs beside the state itself.
 
-use std::collections::VecDeque;
+use std::cmp::Ordering;
 use std::sync::Arc;
 
-use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
+use imbl::{OrdMap, Vector};
 use muster_messages::{ManagedKey, ManagedObject, Revision};
 
 use crate::history::Expired;
@@ -22,6 +22,9 @@ pub const MAX_DELETIONS: usize = 10_000;
 
 /// The table of objects.
 pub type Objects = OrdMap<ManagedKey, Arc<ManagedObject>>;
+
+/// Deletions, oldest first. Clones share the keys.
+pub type Deleted = Vector<(Revision, Arc<ManagedKey>)>;
 
 /// What one entry, at this revision, has deleted. Of each entry, and not of each published state: one that was made and deleted between
 /// two of those has been seen where both were published apart.
@@ -39,8 +42,7 @@ pub fn deleted_between(at: Revision, before: &Objects, after: &Objects) -> Vec<(
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Deletions {
-    /// In the order of their revisions.
-    deleted: VecDeque<(Revision, ManagedKey)>,
+    deleted: Deleted,
     /// All deletions after this revision are here.
     complete_after: Revision,
     newest: Revision,
@@ -50,7 +52,7 @@ impl Deletions {
     /// What was deleted up to this revision is unknown. Deletions that know more stay as they are.
     pub fn begin_at(&mut self, revision: Revision) {
         if revision > self.newest {
-            *self = Self { deleted: VecDeque::new(), complete_after: revision, newest: revision };
+            *self = Self { deleted: Vector::new(), complete_after: revision, newest: revision };
         }
     }
 
@@ -58,7 +60,8 @@ impl Deletions {
     /// ignored.
     pub fn record(&mut self, through: Revision, deleted: impl IntoIterator<Item = (Revision, ManagedKey)>) {
         let known = self.newest;
-        self.deleted.extend(deleted.into_iter().filter(|(at, _)| *at > known));
+        let unknown = deleted.into_iter().filter(|(at, _)| *at > known);
+        self.deleted.extend(unknown.map(|(at, key)| (at, Arc::new(key))));
         self.newest = known.max(through);
         while self.deleted.len() > MAX_DELETIONS
             && let Some((oldest, _)) = self.deleted.pop_front()
@@ -71,13 +74,16 @@ impl Deletions {
         }
     }
 
-    /// What was deleted after `seen`, oldest first.
-    pub fn since(&self, seen: Revision) -> Result<Vec<(Revision, ManagedKey)>, Expired> {
+    /// What was deleted after `seen`, oldest first. Shared, so that a reader leaves the lock around this at once, however many they are.
+    pub fn since(&self, seen: Revision) -> Result<Deleted, Expired> {
         if seen < self.complete_after {
             return Err(Expired { oldest: self.complete_after });
         }
-        let first = self.deleted.partition_point(|(at, _)| *at <= seen);
-        Ok(self.deleted.range(first..).cloned().collect())
+        // No element is equal to what is searched for: the place between those seen and the others.
+        let place =
+            self.deleted.binary_search_by(|(at, _)| if *at <= seen { Ordering::Less } else { Ordering::Greater });
+        let (Ok(first) | Err(first)) = place;
+        Ok(self.deleted.skip(first))
     }
 }
 
@@ -121,6 +127,18 @@ mod tests {
         assert_eq!(names(&deletions, 4).unwrap().len(), 3);
         deletions.begin_at(Revision(20));
         assert_eq!(names(&deletions, 9), Err(Expired { oldest: Revision(20) }));
+    }
+
+    /// A reader leaves the lock around them at once, and a writer changes nothing of what it took.
+    #[test]
+    fn readers_share_the_keys_of_deletions() {
+        let mut deletions = Deletions::default();
+        let names: Vec<String> = (0..200).map(|n| format!("n{n:03}")).collect();
+        apply(&mut deletions, 2, &names.iter().map(String::as_str).collect::<Vec<_>>(), &[]);
+        let (first, second) = (deletions.since(Revision(1)).unwrap(), deletions.since(Revision(0)).unwrap());
+        assert!(first.iter().zip(&second).all(|((_, a), (_, b))| Arc::ptr_eq(a, b)));
+        apply(&mut deletions, 3, &["z"], &[]);
+        assert_eq!((first.len(), deletions.since(Revision(0)).unwrap().len()), (200, 201));
     }
 
     #[test]

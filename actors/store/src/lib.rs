@@ -37,7 +37,7 @@ pub use self::changes::{
     forgettable_at, last_certificate_expires_at, may_be_revoked, may_be_revoked_by, renamed_at, root_changed_at,
     voters_without, workloads_end_after,
 };
-pub use self::deletions::{Deletions, deleted_between};
+pub use self::deletions::{Deleted, Deletions, deleted_between};
 pub use self::history::History;
 pub use self::limits::{Limits, MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES};
 pub use self::membership::{apply_membership, apply_membership_within, check_membership};

@@ -155,6 +155,10 @@ impl ReconcilerRecords {
         let (release, step) = (definition.release.clone(), ran.name.clone());
         Err(Hold::StepChanged { step, ran: Box::new(ran.release.clone()), release: Box::new(release), instead })
     }
+    /// What `run_bytes` must be.
+    pub fn count_run_bytes(&self) -> u64 {
+        self.runs.values().flat_map(|runs| &runs.runs).map(|run| run.bytes()).sum()
+    }
     /// How many steps of a chain have run.
     pub fn steps_done(&self, reconciler: &str) -> usize {
         self.chains.get(reconciler).map_or(0, |chain| chain.steps.len())

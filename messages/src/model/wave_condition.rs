@@ -1,57 +1,101 @@
 //! Whether the conditions between waves hold.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdMap;
+use serde_json::Value;
 
 use super::{Definition, ManagedKey, ManagedObject, WaveCondition};
 
 /// Characters of what was found that are shown.
 const MAX_FOUND_CHARS: usize = 80;
 
+/// Bytes of a body in which a condition is looked for. Every manager looks again whenever an object of the definition is written, before
+/// it applies the next entry; what others report is a few words. All managers must agree about this, as about any rule of the log.
+const MAX_READ_BYTES: usize = 16 * 1024;
+
 /// A condition that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
     pub condition: WaveCondition,
-    /// What the object has there, as JSON. `None`: the object does not exist.
-    pub found: Option<String>,
+    pub because: UnmetBecause,
+}
+
+/// What there is instead of what it waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnmetBecause {
+    NoObject,
+    /// Nobody looked: the object has this many bytes.
+    TooLarge(usize),
+    /// The object has nothing there.
+    Nothing,
+    /// JSON, cut to what can be shown.
+    Other(String),
 }
 
 impl fmt::Display for Unmet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let WaveCondition { wave, key, path, equals } = &self.condition;
         write!(f, "what follows wave {wave} waits until {path} of {key} is {equals}; ")?;
-        match &self.found {
-            None => write!(f, "the object does not exist"),
-            Some(found) => write!(f, "it is {found}"),
+        match &self.because {
+            UnmetBecause::NoObject => write!(f, "the object does not exist"),
+            UnmetBecause::TooLarge(bytes) => {
+                write!(f, "the object is too large to look into: {bytes} bytes, {MAX_READ_BYTES} is the limit")
+            }
+            UnmetBecause::Nothing => write!(f, "it is not there"),
+            UnmetBecause::Other(value) => write!(f, "it is {value}"),
         }
+    }
+}
+
+/// The table of objects.
+type Objects = OrdMap<ManagedKey, Arc<ManagedObject>>;
+
+/// The bodies that were read, by object: several conditions about one read it once.
+#[derive(Default)]
+struct Bodies<'a>(BTreeMap<&'a ManagedKey, Result<Value, UnmetBecause>>);
+
+impl<'a> Bodies<'a> {
+    fn of(&mut self, key: &'a ManagedKey, objects: &Objects) -> &Result<Value, UnmetBecause> {
+        self.0.entry(key).or_insert_with(|| match objects.get(key).map(|object| &object.body) {
+            None => Err(UnmetBecause::NoObject),
+            Some(body) if body.len() > MAX_READ_BYTES => Err(UnmetBecause::TooLarge(body.len())),
+            Some(body) => Ok(serde_json::from_str(body).unwrap_or_default()),
+        })
     }
 }
 
 impl WaveCondition {
     /// `None`: it holds.
-    pub fn unmet(&self, objects: &OrdMap<ManagedKey, Arc<ManagedObject>>) -> Option<Unmet> {
-        let Some(object) = objects.get(&self.key) else {
-            return Some(Unmet { condition: self.clone(), found: None });
+    pub fn unmet(&self, objects: &Objects) -> Option<Unmet> {
+        self.unmet_in(Bodies::default().of(&self.key, objects))
+    }
+
+    fn unmet_in(&self, body: &Result<Value, UnmetBecause>) -> Option<Unmet> {
+        let because = match body.as_ref().map(|body| body.pointer(&self.path)) {
+            Err(because) => because.clone(),
+            Ok(None) => UnmetBecause::Nothing,
+            Ok(Some(found)) => {
+                let wanted = serde_json::from_str::<Value>(&self.equals).ok();
+                if wanted.as_ref() == Some(found) {
+                    return None;
+                }
+                UnmetBecause::Other(super::in_short(&found.to_string(), MAX_FOUND_CHARS))
+            }
         };
-        let body: serde_json::Value = serde_json::from_str(&object.body).unwrap_or_default();
-        let found = body.pointer(&self.path);
-        let wanted = serde_json::from_str::<serde_json::Value>(&self.equals).ok();
-        if wanted.is_some() && found == wanted.as_ref() {
-            return None;
-        }
-        let found = found.map_or_else(|| "not there".to_owned(), ToString::to_string);
-        Some(Unmet { condition: self.clone(), found: Some(super::in_short(&found, MAX_FOUND_CHARS)) })
+        Some(Unmet { condition: self.clone(), because })
     }
 }
 
 impl Definition {
     /// The first condition, by wave, that does not hold and on which the objects of this wave wait. `None`: they may be written.
-    pub fn unmet_before(&self, wave: u32, objects: &OrdMap<ManagedKey, Arc<ManagedObject>>) -> Option<Unmet> {
+    pub fn unmet_before(&self, wave: u32, objects: &Objects) -> Option<Unmet> {
         let mut earlier: Vec<_> = self.options.wave_conditions.iter().filter(|waits| waits.wave < wave).collect();
         earlier.sort_by_key(|condition| condition.wave);
-        earlier.into_iter().find_map(|condition| condition.unmet(objects))
+        let mut bodies = Bodies::default();
+        earlier.into_iter().find_map(|condition| condition.unmet_in(bodies.of(&condition.key, objects)))
     }
 }
 
@@ -90,6 +134,27 @@ mod tests {
         assert_eq!(running, expected);
         assert!(shown("a", "/status/none").ends_with("it is not there"));
         assert!(shown("b", "/status/phase").ends_with("the object does not exist"));
+    }
+
+    /// 64 conditions of 256 KiB would be read by every manager at each write.
+    #[test]
+    fn condition_does_not_look_into_a_large_object() {
+        let sized = |bytes: usize| format!(r#"{{"ok": true, "text": "{}"}}"#, "x".repeat(bytes - 24));
+        let there = objects(&[("fits", &sized(MAX_READ_BYTES)), ("large", &sized(MAX_READ_BYTES + 1))]);
+        assert_eq!(there[&key("fits")].body.len(), MAX_READ_BYTES);
+        assert_eq!(condition(0, "fits", "/ok", "true").unmet(&there), None);
+        let unmet = condition(0, "large", "/ok", "true").unmet(&there).expect("it is not known");
+        assert_eq!(unmet.because, UnmetBecause::TooLarge(MAX_READ_BYTES + 1));
+        assert!(unmet.to_string().ends_with("too large to look into: 16385 bytes, 16384 is the limit"), "{unmet}");
+    }
+
+    #[test]
+    fn conditions_about_one_object_read_it_once() {
+        let (a, b) = (key("a"), key("b"));
+        let mut bodies = Bodies::default();
+        assert!(bodies.of(&a, &objects(&[("a", r#"{"ok": true}"#)])).is_ok());
+        assert!(bodies.of(&a, &objects(&[])).is_ok(), "from the first time");
+        assert_eq!(bodies.of(&b, &objects(&[])), &Err(UnmetBecause::NoObject));
     }
 
     #[test]

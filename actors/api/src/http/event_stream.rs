@@ -2,6 +2,7 @@
 //!
 //! A stream ends after an hour, with its reader, with this node's manager runtime, and with the caller's right to it. A reader that
 //! stops reading costs its permit and a page of events; once events that it has not read are no longer kept, it receives `expired`.
+//! A long page of objects, of which the first has all of them, counts among its caller's long answers until it is read.
 //!
 //! Invariants  SSE-1  only the last event of a revision carries an id: a client that returns with it has seen the whole revision.
 
@@ -23,7 +24,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::errors::weight;
 use super::{Peer, error_response};
+use crate::kube::LONG_ANSWER_BYTES;
 use crate::service::WatchPermit;
+use crate::shares::Share;
 
 /// Tells proxies and clients that the stream is alive.
 const COMMENT_INTERVAL: Duration = Duration::from_secs(5);
@@ -49,7 +52,14 @@ struct Page {
     text: String,
     /// There was nothing new.
     is_empty: bool,
+    /// Of a long page of objects.
+    share: Option<Share>,
 }
+
+/// What the body takes next, and a share that is held until it wants more.
+type Part = (Bytes, Option<Share>);
+/// What is left of a body: the parts to come, and the share of the last one.
+type Rest = (mpsc::Receiver<Part>, Option<Share>);
 
 impl Followed {
     fn request(&self, since: Revision, wait_ms: u64) -> Request {
@@ -69,17 +79,18 @@ impl Followed {
     }
     /// The answer as text of the stream. `None`: not everything after `since` can be sent.
     fn page(&self, answer: &str, since: u64) -> Result<Option<Page>, serde_json::Error> {
+        let share = None;
         match self {
             Self::Events => {
                 let page: EventsView<Value> = serde_json::from_str(answer)?;
                 let (revision, is_empty) = (page.revision.0, page.items.is_empty());
                 let lacks_some = since != 0 && page.incomplete_before.is_some() || revision < since;
-                Ok((!lacks_some).then(|| Page { revision, text: text_of(&page.items), is_empty }))
+                Ok((!lacks_some).then(|| Page { revision, text: text_of(&page.items), is_empty, share }))
             }
             Self::Objects { .. } => {
                 let page: ObjectsPage = serde_json::from_str(answer)?;
                 let (revision, is_empty) = (page.revision.0, page.items.is_empty() && page.deleted.is_empty());
-                Ok(Some(Page { revision, text: format!("id: {revision}\ndata: {answer}\n\n"), is_empty }))
+                Ok(Some(Page { revision, text: format!("id: {revision}\ndata: {answer}\n\n"), is_empty, share }))
             }
         }
     }
@@ -117,17 +128,22 @@ async fn begin(peer: &Peer, headers: &HeaderMap, since: u64, of: Followed) -> Re
         let text = "limit of open watches reached, on this node or per client; retry, or ask another manager";
         ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_PAUSE)
     })?;
-    let mut follower = Follower { peer: peer.clone(), since, of };
+    let mut follower = Follower { peer: peer.clone(), since, of, expects_long: since == 0 };
     // Before the answer begins: a refusal is an answer of its own.
     let first = follower.page(0).await?;
     let (to, lines) = mpsc::channel(1);
     tokio::spawn(follower.run(first, to, permit));
-    let lines =
-        stream::unfold(lines, |mut lines| async move { Some((Ok::<_, Infallible>(lines.recv().await?), lines)) });
-    let mut response = Response::new(Body::from_stream(lines));
+    let mut response = Response::new(Body::from_stream(stream::unfold((lines, None), part)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
+}
+
+/// The next part of the body. The connection asks for it once it has room: it has sent what is long of the one before.
+async fn part((mut lines, read): Rest) -> Option<(Result<Bytes, Infallible>, Rest)> {
+    drop(read);
+    let (bytes, share) = lines.recv().await?;
+    Some((Ok(bytes), (lines, share)))
 }
 
 /// What a client is sent next: a page, or that not every event after its place can be sent.
@@ -141,37 +157,57 @@ struct Follower {
     peer: Peer,
     since: u64,
     of: Followed,
+    /// The first page has all objects. A later one that found no share is not made again before there is one.
+    expects_long: bool,
 }
 
 impl Follower {
     async fn page(&mut self, wait_ms: u64) -> Result<Next, ErrorBody> {
+        // Before the answer is made, if it is known to be long: others wait for news with it, and need no share for a short one.
+        let mut share = if self.expects_long { self.share()? } else { None };
         let request = self.of.request(Revision(self.since), wait_ms);
         let call = ApiCall { id: 0, request_id: self.peer.request, timeout_ms: 30_000, request };
-        let page = match self.peer.service.answer_from(&self.peer.origin, self.peer.caller.clone(), call).await {
-            Ok(page) => page,
+        let answer = match self.peer.service.answer_from(&self.peer.origin, self.peer.caller.clone(), call).await {
+            Ok(answer) => answer,
             Err(error) if matches!(error.code, ErrorCode::Conflict | ErrorCode::Expired) => return Ok(Err(Expired)),
             Err(error) => return Err(error),
         };
-        let page = self.of.page(&page, self.since);
+        self.expects_long = answer.len() > LONG_ANSWER_BYTES;
+        if !self.expects_long {
+            share = None;
+        } else if share.is_none() {
+            share = self.share()?;
+        }
+        self.expects_long = false;
+        let page = self.of.page(&answer, self.since);
         let page = page.map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
-        Ok(page.ok_or(Expired))
+        Ok(page.map(|page| Page { share, ..page }).ok_or(Expired))
     }
 
-    async fn run(mut self, mut next: Next, to: mpsc::Sender<Bytes>, _permit: WatchPermit) {
+    /// Pages of events are short, or within the limit of a frame: the permit of the stream stands for them.
+    fn share(&self) -> Result<Option<Share>, ErrorBody> {
+        match self.of {
+            Followed::Events => Ok(None),
+            Followed::Objects { .. } => self.peer.service.long_answer(&self.peer.caller).map(Some),
+        }
+    }
+
+    async fn run(mut self, mut next: Next, to: mpsc::Sender<Part>, _permit: WatchPermit) {
         let until = Instant::now() + MAX_STREAM;
         loop {
-            let text = match &next {
-                Ok(page) => page.text.clone(),
-                Err(Expired) => "event: expired\ndata: {}\n\n".to_owned(),
+            // Nothing of a page stays here while the next one is waited for.
+            let (text, share, revision) = match next {
+                Ok(Page { revision, text, share, .. }) => (text, share, Some(revision)),
+                Err(Expired) => ("event: expired\ndata: {}\n\n".to_owned(), None, None),
             };
             if !text.is_empty() {
                 tokio::select! {
-                    sent = to.send(text.into()) => if sent.is_err() { return },
+                    sent = to.send((text.into(), share)) => if sent.is_err() { return },
                     () = sleep_until(until) => return,
                 }
             }
-            let Ok(page) = next else { return };
-            self.since = page.revision;
+            let Some(revision) = revision else { return };
+            self.since = revision;
             let mut comment_at = Instant::now() + COMMENT_INTERVAL;
             let reader = to.clone();
             let waiting = self.next();
@@ -183,7 +219,7 @@ impl Follower {
                     () = sleep_until(until) => return,
                     () = sleep_until(comment_at) => {
                         // A reader that does not read needs no sign of life.
-                        let _full = reader.try_send(Bytes::from_static(b":\n\n"));
+                        let _full = reader.try_send((Bytes::from_static(b":\n\n"), None));
                         comment_at = Instant::now() + COMMENT_INTERVAL;
                     }
                 }

@@ -1,6 +1,6 @@
 use axum::http::{Request as HttpRequest, StatusCode};
 use http_body_util::BodyExt;
-use muster_messages::{Change, Name, NodeId, Principal, Tables};
+use muster_messages::{Change, DesiredObject, ManagedKey, Name, NodeId, Principal, ReconcilerChange, Tables};
 use serde_json::json;
 use tokio::time::timeout;
 use tower_service::Service as _;
@@ -187,4 +187,66 @@ async fn streams_count_as_watches_until_they_are_closed() {
         }
     };
     timeout(Duration::from_secs(60), reopened).await.expect("closed streams return their permits");
+}
+
+/// Tables with objects of more bytes than a short answer has.
+fn full_of_objects() -> Tables {
+    let body = json!({"text": "x".repeat(40 * 1024)}).to_string();
+    let mut tables = tables();
+    for name in ["a", "b"] {
+        put(&mut tables, name, &body);
+    }
+    tables
+}
+fn put(tables: &mut Tables, name: &str, body: &str) {
+    let key = ManagedKey { kind: "job".into(), namespace: "default".into(), name: name.to_owned() };
+    let object = DesiredObject { key, labels: std::collections::BTreeMap::new(), body: body.to_owned(), wave: 0 };
+    let change = Change::Reconciler(ReconcilerChange::PutObject(Box::new(object)));
+    let command = muster_messages::Command::idempotent(muster_messages::WallTime(0), Principal::Operator, "t");
+    let at = tables.revision.next();
+    muster_store::apply(tables, at, &command.change(change)).unwrap();
+}
+
+/// The whole table for each stream that nobody reads is memory without end.
+#[tokio::test(start_paused = true)]
+async fn unread_streams_of_objects_count_as_long_answers() {
+    let world = World::applying(full_of_objects());
+    let mut streams = Vec::new();
+    for n in 1..=17 {
+        let stream = opened(&world, "/v1/objects", STREAM).await;
+        let expected = if n <= 16 { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+        assert_eq!(stream.status(), expected, "{n}");
+        streams.push(stream);
+    }
+    assert!(streams.pop().unwrap().headers().contains_key(header::RETRY_AFTER));
+    assert_eq!(world.http(&Principal::Operator, "GET", "/v1/objects", "").await.0, 429, "they are the same shares");
+    // A connection that has sent a page asks for the next one.
+    assert!(next(&mut streams[0]).await.unwrap().starts_with("id: "));
+    assert_eq!(opened(&world, "/v1/objects", STREAM).await.status(), StatusCode::TOO_MANY_REQUESTS, "it may be unsent");
+    assert_eq!(next(&mut streams[0]).await.as_deref(), Some(":\n\n"));
+    let last = opened(&world, "/v1/objects", STREAM).await;
+    assert_eq!(last.status(), StatusCode::OK);
+    // What has changed since is short: the reader that has kept up gets it although no share is left.
+    let mut now = world.published.borrow().tables.clone();
+    put(&mut now, "c", "{}");
+    world.published.send_replace(crate::tests::leading(now));
+    assert!(next(&mut streams[0]).await.unwrap().contains("\"c\""));
+    drop(streams);
+    drop(last);
+    assert_eq!(world.http(&Principal::Operator, "GET", "/v1/objects", "").await.0, 200);
+}
+
+/// Later pages, too: those who read one page and no more.
+#[tokio::test(start_paused = true)]
+async fn long_changes_wait_for_a_share_and_are_not_lost() {
+    let world = World::applying(tables());
+    let mut stream = opened(&world, "/v1/objects", STREAM).await;
+    assert!(next(&mut stream).await.unwrap().starts_with("id: "));
+    let held: Vec<_> = (0..16).map(|_| world.service.long_answer(&Principal::Operator).ok().unwrap()).collect();
+    let mut now = world.published.borrow().tables.clone();
+    put(&mut now, "long", &json!({"text": "x".repeat(80 * 1024)}).to_string());
+    world.published.send_replace(crate::tests::leading(now));
+    assert_eq!(next(&mut stream).await.as_deref(), Some(":\n\n"), "there is no share for it");
+    drop(held);
+    assert!(next(&mut stream).await.unwrap().contains("\"long\""));
 }

@@ -251,7 +251,7 @@ fn document(ask: &Ask) -> Response {
 }
 
 /// An answer longer than this counts as long until it is read.
-const LONG_ANSWER_BYTES: usize = 64 * 1024;
+pub(crate) const LONG_ANSWER_BYTES: usize = 64 * 1024;
 
 /// A get or a list.
 async fn read(

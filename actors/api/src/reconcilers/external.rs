@@ -33,6 +33,10 @@ impl ReconcilerRequests<'_> {
             revision: Revision(0),
         };
         let participant = on_behalf::announced(participant, &self.work.asked.caller)?;
+        if key.scope.starts_with(CANDIDATES_SCOPE) {
+            let text = "scopes that begin with `candidates.` are those of nodes that run reconcilers: each node announces itself there";
+            return Err(ErrorBody::invalid(text));
+        }
         let replica = self.work.confirmed().await?;
         let all = &replica.tables.reconcilers;
         check_scope(all, &participant)?;
@@ -60,15 +64,10 @@ fn check_is_defined(all: &Reconcilers, scope: &str) -> Result<(), ErrorBody> {
     if is_defined || all.gates_of(scope).next().is_some() {
         return Ok(());
     }
-    let kind = if scope.starts_with(CANDIDATES_SCOPE) {
-        "scopes that begin with `candidates.` are those of nodes that run reconcilers".to_owned()
-    } else {
-        format!(
-            "no reconciler has the scope {scope}: a member of it blocks nothing; `muster reconciler list` lists scopes, \
-             --allow-undefined-scope (`\"allow_undefined_scope\": true`) announces it nevertheless"
-        )
-    };
-    Err(ErrorBody::invalid(kind))
+    Err(ErrorBody::invalid(format!(
+        "no reconciler has the scope {scope}: a member of it blocks nothing; `muster reconciler list` lists scopes, \
+         --allow-undefined-scope (`\"allow_undefined_scope\": true`) announces it nevertheless"
+    )))
 }
 
 fn not_announced(key: &ParticipantKey, refusal: CommandRefusal) -> ErrorBody {

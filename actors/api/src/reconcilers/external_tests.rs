@@ -21,6 +21,12 @@ async fn external_member_is_admitted_at_once_or_not_recorded() {
     assert_eq!(announce("db", json!({"release": "1.9.9"})).await.0, 409);
     let (status, answer) = announce("bd", json!({"release": "2.0.0"})).await;
     assert_eq!(status, 400, "{answer}");
+    for allowed in [false, true] {
+        let body = json!({"release": "2.0.0", "allow_undefined_scope": allowed});
+        let (status, answer) = announce("candidates.schema", body).await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(status == 400 && message.contains("each node announces itself"), "{answer}");
+    }
     assert_eq!(announce("muster", json!({"release": "2.0.0", "allow_undefined_scope": true})).await.0, 403);
     assert_eq!(announce("db", json!({"release": "2.0.0-rc.1"})).await.0, 400);
     assert!(recorded().is_empty());

@@ -1,7 +1,10 @@
 //! Changes of reconcilers' objects, as they happen.
 
+use std::sync::Arc;
+
 use muster_gates::{ObjectFilter, object_changes};
-use muster_messages::{ErrorBody, ErrorCode, Revision, Tables};
+use muster_messages::{ErrorBody, ErrorCode, ManagedKey, Revision, Tables};
+use muster_store::Deleted;
 
 use super::ReconcilerRequests;
 use crate::reads::to_text;
@@ -26,21 +29,21 @@ impl ReconcilerRequests<'_> {
         let feed = &self.work.manager.feed;
         let mut looked = seen;
         let has_news = |tables: &Tables| {
-            // Other changes of reconcilers wake this, too: objects are looked through once for each.
+            // Other changes of reconcilers wake this, too: objects and deletions are looked through once for each.
             let changed = tables.reconcilers.changed;
             if changed <= looked {
                 return false;
             }
-            looked = changed;
+            let before = std::mem::replace(&mut looked, changed);
             let objects = &tables.reconcilers.objects;
-            let deleted = feed.deleted_since(seen);
-            objects.values().any(|object| object.revision > seen && filter.wants(&object.key))
-                || deleted.map_or(true, |deleted| deleted.iter().any(|(_, key)| filter.wants(key)))
+            let is_gone = |(at, key): &(Revision, Arc<ManagedKey>)| *at > before && filter.wants(key);
+            objects.values().any(|object| object.revision > before && filter.wants(&object.key))
+                || feed.deleted_since(seen).map_or(true, |deleted| deleted.iter().any(is_gone))
         };
         let replica = self.changed(wait_ms, has_news).await?;
         let tables = &replica.tables;
         let deleted = match feed.deleted_since(seen) {
-            _ if seen == Revision(0) => Vec::new(),
+            _ if seen == Revision(0) => Deleted::default(),
             _ if seen > tables.revision => return Err(expired(seen, tables.revision)),
             Err(gone) => return Err(expired(seen, gone.oldest)),
             Ok(deleted) => deleted,

@@ -43,13 +43,12 @@ pub(super) fn check(tables: &Tables) -> CheckResult {
 }
 
 fn check_runs(records: &ReconcilerRecords) -> CheckResult {
-    let mut sum = 0;
     for (name, runs) in &records.runs {
         let numbers: Vec<u64> = runs.runs.iter().map(|run| run.number).collect();
         let sound = numbers.is_sorted() && numbers.last().is_none_or(|last| *last == runs.last);
         holds(sound && numbers.len() <= MAX_RUNS, RELEASE_11, || format!("{name} has the runs {numbers:?}"))?;
-        sum += runs.runs.iter().map(|run| run.bytes()).sum::<u64>();
     }
+    let sum = records.count_run_bytes();
     holds(sum == records.run_bytes && sum <= MAX_RUN_BYTES, RELEASE_11, || {
         format!("{} bytes of runs are counted, and {sum} are there", records.run_bytes)
     })

@@ -82,8 +82,8 @@ pub(super) fn record_run(tables: &mut Tables, stamp: &Stamp<'_>, run: &RunRecord
             if ended || **old == (RunRecord { revision: old.revision, ..new.clone() }) {
                 return Ok(());
             }
-            records.run_bytes -= old.bytes();
-            records.run_bytes += new.bytes();
+            let rest = records.run_bytes.saturating_sub(old.bytes());
+            records.run_bytes = rest + new.bytes();
             theirs.runs.set(there, Arc::new(new));
         }
         // It was on record, and is no longer kept: runs of a term are recorded in their order.
@@ -94,8 +94,7 @@ pub(super) fn record_run(tables: &mut Tables, stamp: &Stamp<'_>, run: &RunRecord
             records.run_bytes += new.bytes();
             theirs.runs.push_back(Arc::new(new));
             if theirs.runs.len() > MAX_RUNS {
-                let old = theirs.runs.pop_front();
-                records.run_bytes -= old.map_or(0, |old| old.bytes());
+                uncount(records, theirs.runs.pop_front());
             }
         }
     }
@@ -111,7 +110,7 @@ fn forget_oldest(records: &mut ReconcilerRecords) -> bool {
     let Some((_, name)) = first.min() else { return false };
     let Some(runs) = records.runs.get_mut(&name) else { return false };
     let old = Arc::make_mut(runs).runs.pop_front();
-    records.run_bytes -= old.map_or(0, |old| old.bytes());
+    uncount(records, old);
     true
 }
 
@@ -120,5 +119,11 @@ pub(super) fn forget(tables: &mut Tables, reconciler: &str) {
     let records = &mut tables.records;
     records.chains.remove(reconciler);
     let runs = records.runs.remove(reconciler);
-    records.run_bytes -= runs.map_or(0, |runs| runs.runs.iter().map(|run| run.bytes()).sum());
+    uncount(records, runs.iter().flat_map(|runs| runs.runs.iter().cloned()));
+}
+
+/// A sum that is wrong, whatever made it so, must not end a manager.
+fn uncount(records: &mut ReconcilerRecords, runs: impl IntoIterator<Item = Arc<RunRecord>>) {
+    let bytes = runs.into_iter().map(|run| run.bytes()).sum();
+    records.run_bytes = records.run_bytes.saturating_sub(bytes);
 }

@@ -314,3 +314,15 @@ fn the_runs_of_all_reconcilers_stay_below_their_limit() {
     let kept = |name: &str| records.runs[name].runs.len();
     assert!(kept("r1") < MAX_RUNS && kept(&format!("r{n}")) == MAX_RUNS, "{} of the first", kept("r1"));
 }
+
+/// RELEASE-11: a wrong sum ends no manager.
+#[test]
+fn a_sum_below_the_bytes_of_runs_does_not_underflow() {
+    let mut world = Gated::recording();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.must(record(&run(term, 1, "text")));
+    world.0.tables.records.run_bytes = 0;
+    world.must(record(&ended(&run(term, 1, "text"))));
+    let ended = world.0.tables.records.runs[NAME].runs[0].bytes();
+    assert_eq!(world.0.tables.records.run_bytes, ended);
+}

@@ -71,3 +71,18 @@ fn deletions_wait_for_the_conditions_of_the_last_wave() {
     put(&mut world, "warm-up", r#"{"status":{"phase":"done"}}"#);
     world.must(deletion);
 }
+
+/// Each manager looks at each write: an object of which only a few words count must not be megabytes.
+#[test]
+fn condition_on_a_large_object_is_unmet_and_says_so() {
+    let (mut world, term) = world(waiting(&[(0, "warm-up")]));
+    let body = |bytes: usize| {
+        let padding = "x".repeat(bytes - r#"{"status":{"phase":"done"},"text":""}"#.len());
+        format!(r#"{{"status":{{"phase":"done"}},"text":"{padding}"}}"#)
+    };
+    let second = world.apply("1.0.0", term, "second", true);
+    put(&mut world, "warm-up", &body(16 * 1024 + 1));
+    assert!(why(world.refused(second.clone())).contains("too large to look into"));
+    put(&mut world, "warm-up", &body(16 * 1024));
+    world.must(second);
+}
