@@ -21,7 +21,8 @@ fn backup_with_autolock_opens_with_the_unlock_key_alone() {
     secrets = secrets.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
     secrets.extend(key_lines(&String::from_utf8_lossy(&std::fs::read(&clear).expect("a backup"))));
     assert_eq!(showing(&files, &secrets), std::slice::from_ref(&clear), "the search finds existing secrets");
-    std::fs::remove_file(&clear).expect("it is there");
+    let earlier = world.folder().join("earlier").to_str().expect("the path is text").to_owned();
+    std::fs::rename(&clear, &earlier).expect("it is there");
 
     let on = world.muster(&["autolock", "on", "--wait=60s"]).ended(0).json();
     let key = on["key"].as_str().expect("the answer shows the key").to_owned();
@@ -48,6 +49,10 @@ fn backup_with_autolock_opens_with_the_unlock_key_alone() {
         assert!(code == Some(6) && said.contains(reason) && said.contains(&format!("version {version}")), "{said}");
         assert!(!said.contains(&key), "{said}");
     }
+    // One in clear is not taken for it.
+    let replaced = ["--restore", &earlier, "--name", "m1", "--unlock-key-file", &right];
+    let (code, _, said) = at_once(&world.folder().join("m1"), &replaced);
+    assert!(code == Some(6) && said.contains("is not sealed") && !said.contains(&key), "{said}");
     world.node("m1").start(&[&restore[..2], &["--unlock-key-file", &right]].concat()).ready();
     world.muster_at("m1", &["recovery", "open"]).ended(0);
     // The restored cluster has the key, too.

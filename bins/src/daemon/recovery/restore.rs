@@ -54,7 +54,27 @@ fn read_from(config: &Config, file: &Path) -> Result<(Tables, u64), Exit> {
         decoded => decoded,
     };
     let (head, tables) = decoded.map_err(|why| Exit::new(6, format!("{}: {why}", file.display())))?;
+    sealed_if_expected(config, file)?;
     Ok((tables, head.term.0))
+}
+
+/// An attacker who can replace the file needs no key to write one in clear, with a root key and tokens of their own. So a key that is given says
+/// what the file must be.
+fn sealed_if_expected(config: &Config, file: &Path) -> Result<(), Exit> {
+    let means: Vec<String> = Means::configured(config).iter().map(ToString::to_string).collect();
+    if means.is_empty() {
+        return Ok(());
+    }
+    Err(Exit::new(
+        6,
+        format!(
+            "{} is not sealed, but an unlock key is given ({}): a backup that was made while autolock was on is sealed, so this file may \
+             have been put in its place. If it was made while autolock was off, restore it without the key: leave out \
+             --unlock-key-file, the credential muster-unlock and [unlock] command for this start",
+            file.display(),
+            means.join(", ")
+        ),
+    ))
 }
 
 /// A backup that was made while autolock was on: its key comes as that of a locked manager does, without a person.

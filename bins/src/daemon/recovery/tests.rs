@@ -245,6 +245,24 @@ fn sealed_backup_is_restored_with_its_key() {
     assert!(decided.is_ok(), "within the daemon's runtime");
 }
 
+/// Otherwise who can replace the file replaces a sealed one by their own.
+#[test]
+fn clear_backup_is_refused_where_a_key_is_given() {
+    let cluster = Machine::manager();
+    let (mut machine, file) = restoring(&cluster);
+    let restored = |machine: &Machine| restore::decide(&machine.config, ADVERTISE, &machine.memory, &file);
+    machine.config.unlock_key_file = Some(file.with_extension("key"));
+    let refused = restored(&machine).unwrap_err();
+    assert!(refused.status == 6 && refused.sentence.contains("is not sealed"), "{refused:?}");
+    assert!(refused.sentence.contains("leave out --unlock-key-file"), "{refused:?}");
+    machine.config.unlock_key_file = None;
+    machine.config.settings.unlock.command = vec!["/bin/key".to_owned(), "secret".to_owned()];
+    let refused = restored(&machine).unwrap_err();
+    assert!(refused.sentence.contains("command /bin/key)") && !refused.sentence.contains("secret"), "{refused:?}");
+    machine.config.settings.unlock.command.clear();
+    restored(&machine).unwrap();
+}
+
 /// The node fetched its certificate and crashed before its manager runtime had stopped.
 #[test]
 fn data_older_than_the_certificate_is_set_aside_at_start() {
