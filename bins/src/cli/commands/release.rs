@@ -79,7 +79,7 @@ impl Declarations {
     }
 }
 
-/// The release that the machine of this daemon can run for a scope, as it is declared now: whoever installs an application may write
+/// The release that the machine of this daemon can run for a scope, as it is declared now: a deployment tool may write
 /// its file and start it at once.
 pub(in crate::cli) async fn of_scope(client: &mut Client, scope: &str) -> Outcome<Release> {
     let (known, _) = Declarations::of(client).await?;
@@ -139,7 +139,7 @@ async fn declare(ctx: &mut Context, scope: &str, of: &Installed) -> Outcome<u8> 
     Ok(0)
 }
 
-/// The daemon never sees a part of it, also after a crash, and may run as another user. Whoever owns the directory cannot lead the write to
+/// The daemon never sees a part of it, also after a crash, and may run as another user. The owner of the directory cannot lead the write to
 /// another file: the new one must not exist.
 fn write(directory: &Path, scope: &str, release: &str) -> std::io::Result<()> {
     std::fs::create_dir_all(directory)?;
