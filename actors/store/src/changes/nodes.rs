@@ -67,6 +67,7 @@ pub(super) fn set_desired_role(
     });
     let (was, is) = (format!("wanted {old}"), format!("wanted {role}"));
     stamp.log(tables, EventKind::Role, Some(id), Some(was), Some(is));
+    autopilot::requested(tables, stamp, id, role);
     Ok(())
 }
 
@@ -125,6 +126,7 @@ pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Resu
         stamp.log(tables, EventKind::Node, Some(id), was, None);
     }
     autolock::left(tables, id);
+    autopilot::left(tables, id);
     Ok(())
 }
 

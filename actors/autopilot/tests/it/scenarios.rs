@@ -1,0 +1,406 @@
+//! Scenarios, as an operator sees them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use muster_autopilot::core::Input;
+use muster_messages::*;
+
+use crate::world::{World, id};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn three_of_five(change: impl FnOnce(&mut AutopilotPolicy)) -> World {
+    let mut world = World::new(3, 2);
+    world.declare(|policy| {
+        policy.replace_after_ms = 60_000;
+        change(policy);
+    });
+    world
+}
+
+/// AUTO-1.
+#[test]
+fn nothing_happens_without_a_declaration() {
+    let mut world = World::new(3, 2);
+    world.kill(id(3));
+    world.pass(60 * MINUTE);
+    assert_eq!((world.requests.len(), world.tables.autopilot.changes.len()), (0, 0));
+}
+
+#[test]
+fn dead_manager_is_replaced_and_returns_as_a_candidate() {
+    let mut world = three_of_five(|_| {});
+    world.kill(id(3));
+    world.pass(MINUTE);
+    assert!(world.requests.is_empty(), "not before it was down for a minute: {:?}", world.decided);
+    world.pass(Duration::from_secs(15));
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+    assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(4)]));
+    assert_eq!(world.outcome(), Some(AutopilotOutcome::Settled));
+    world.revive(id(3));
+    world.pass(60 * MINUTE);
+    assert_eq!((world.requests.len(), world.answering()), (2, 3), "nothing moves when it returns");
+    let (_, plan) = world.core.plan(world.now.at, None);
+    assert!(plan.candidates.iter().any(|candidate| candidate.node == id(3) && candidate.standing.is_ok()));
+}
+
+/// P2 of the field's complaints: each manager is away for nine minutes, one after the other.
+#[test]
+fn rolling_restart_replaces_nothing() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    for n in [2, 3, 1] {
+        world.kill(id(n));
+        world.pass(9 * MINUTE);
+        world.revive(id(n));
+        world.pass(MINUTE);
+    }
+    assert_eq!(world.requests, []);
+}
+
+/// P1: the cluster never shrinks.
+#[test]
+fn deaths_without_candidates_shrink_nothing() {
+    let mut world = World::new(5, 0);
+    world.declare(|policy| policy.managers = 5);
+    for n in [5, 4] {
+        world.kill(id(n));
+        world.pass(60 * MINUTE);
+    }
+    assert_eq!((world.requests.len(), world.voters().len()), (0, 5));
+    assert!(world.decided.last().unwrap().contains("no worker can take its place"), "{:?}", world.decided);
+}
+
+#[test]
+fn declared_number_is_reached_from_one_manager() {
+    let mut world = World::new(1, 4);
+    world.declare(|policy| policy.managers = 5);
+    world.pass(10 * MINUTE);
+    assert_eq!((world.answering(), world.requests.len()), (5, 4));
+}
+
+/// AUTO-6.
+#[test]
+fn operator_who_demotes_a_manager_has_the_last_word() {
+    let mut world = three_of_five(|_| {});
+    assert!(world.asks(id(3), Role::Worker));
+    world.pass(5 * MINUTE);
+    assert_eq!(world.requests, [(id(4), Role::Manager)], "another node takes its place");
+    world.kill(id(4));
+    world.pass(30 * MINUTE);
+    assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(5)]), "the demoted one is passed over");
+    world.operator(AutopilotStep::Prefer { node: id(3), preference: ManagerPreference::Prefer });
+    // Two replacements within an hour would pause it.
+    world.pass(61 * MINUTE);
+    world.kill(id(5));
+    world.pass(30 * MINUTE);
+    assert!(world.voters().contains(&id(3)), "{:?}", world.decided);
+}
+
+/// An operator promotes a fourth one: it stays.
+#[test]
+fn surplus_of_an_operator_stays_even_if_the_policy_shrinks() {
+    let mut world = three_of_five(|policy| policy.shrink = true);
+    assert!(world.asks(id(4), Role::Manager));
+    world.pass(10 * MINUTE);
+    assert!(world.voters().contains(&id(4)) && world.voters().len() == 3, "{:?}", world.requests);
+}
+
+#[test]
+fn promotion_that_does_not_settle_is_taken_back() {
+    let mut world = three_of_five(|_| {});
+    world.kill(id(3));
+    world.pass(Duration::from_secs(71));
+    // The spare dies as soon as it is promoted.
+    while !world.requests.contains(&(id(4), Role::Manager)) {
+        world.pass(Duration::from_secs(1));
+    }
+    world.kill(id(4));
+    world.pass(7 * MINUTE);
+    let outcomes: Vec<_> = world.tables.autopilot.changes.iter().map(|change| (change.node, change.outcome)).collect();
+    assert!(outcomes.contains(&(id(4), AutopilotOutcome::TakenBack)), "{outcomes:?}");
+    assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(5)]), "the next candidate: {:?}", world.requests);
+}
+
+/// A leader that has just begun counts from what it has seen itself, and remembers what was done.
+#[test]
+fn leader_change_delays_and_never_hastens() {
+    let mut world = three_of_five(|policy| policy.replace_after_ms = 600_000);
+    world.kill(id(3));
+    for _ in 0..12 {
+        world.pass(5 * MINUTE);
+        world.elect();
+    }
+    assert_eq!(world.requests, [], "no leader has seen it down for ten minutes");
+    world.pass(12 * MINUTE);
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+}
+
+#[test]
+fn flapping_managers_pause_it_until_an_operator_resumes() {
+    let mut world = World::new(3, 6);
+    world.declare(|policy| policy.replace_after_ms = 60_000);
+    for _ in 0..6 {
+        let victim = world.voters().into_iter().find(|node| *node != world.leader).unwrap();
+        world.kill(victim);
+        world.pass(8 * MINUTE);
+        world.revive(victim);
+        world.pass(MINUTE);
+    }
+    let policy = world.tables.autopilot.policy.clone().unwrap();
+    assert!(policy.paused.as_ref().is_some_and(|pause| pause.gave_up), "{:?}", world.decided);
+    let before = world.requests.len();
+    assert_eq!(before, 2, "one replacement: {:?}", world.requests);
+    world.pass(120 * MINUTE);
+    assert_eq!(world.requests.len(), before);
+    world.operator(AutopilotStep::Resume);
+    let victim = world.voters().into_iter().find(|node| *node != world.leader).unwrap();
+    world.kill(victim);
+    world.pass(5 * MINUTE);
+    assert_eq!((world.requests.len(), world.answering()), (before + 2, 3));
+}
+
+/// The one manager of a recovered cluster is not a reason to promote: the others may return.
+#[test]
+fn paused_autopilot_begins_nothing() {
+    let mut world = three_of_five(|_| {});
+    world.operator(AutopilotStep::Pause { why: "moving racks".into(), gave_up: false });
+    world.kill(id(3));
+    world.pass(60 * MINUTE);
+    assert_eq!(world.requests, []);
+    world.operator(AutopilotStep::Resume);
+    world.pass(MINUTE);
+    assert_eq!(world.answering(), 3);
+}
+
+/// Its answers and its memory are lost at every step.
+#[test]
+fn lost_answers_and_crashes_cost_time_only() {
+    for lost_at in 0..20 {
+        let mut world = three_of_five(|_| {});
+        world.kill(id(3));
+        for tick in 0..120 {
+            world.loses = tick % 20 == lost_at;
+            world.pass(Duration::from_secs(1));
+            if tick % 13 == lost_at % 13 {
+                world.restart();
+            }
+        }
+        world.loses = false;
+        world.pass(10 * MINUTE);
+        assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(4)]), "lost at {lost_at}: {:?}", world.requests);
+        assert!(!world.lost_quorum);
+    }
+}
+
+/// A replica that was shown before says nothing new: its acknowledgements are as old as the time since then.
+#[test]
+fn acknowledgements_of_an_unchanged_replica_grow_old() {
+    let mut world = three_of_five(|_| {});
+    world.pass(MINUTE);
+    let replica = world.replica();
+    let shown_after = |world: &mut World, time: Duration| {
+        let at = world.now.at + time;
+        let input = Input::State { replica: replica.clone(), doubts: Default::default() };
+        world.core.step(at, input, &mut Vec::new());
+        world.core.facts(at).answering()
+    };
+    assert_eq!(shown_after(&mut world, Duration::ZERO), 3);
+    assert_eq!(shown_after(&mut world, Duration::from_millis(500)), 3);
+    assert_eq!(shown_after(&mut world, Duration::from_millis(700)), 1, "only the leader itself");
+}
+
+/// Test 38: it does not look again without a reason.
+#[test]
+fn content_autopilot_is_not_woken() {
+    let mut world = three_of_five(|_| {});
+    world.pass(10 * MINUTE);
+    let (wakes, observed) = (world.wakes, world.observed);
+    world.pass(24 * 60 * MINUTE);
+    assert_eq!((world.wakes, world.observed), (wakes, observed));
+}
+
+/// Below the feature level that introduces it nothing is written, whatever the state contains.
+#[test]
+fn nothing_is_written_below_its_feature_level() {
+    let mut world = three_of_five(|_| {});
+    world.operator(AutopilotStep::Drain { node: id(2), until: Some(world.now.wall), replace: false });
+    let older = world.tables.cluster.as_deref().unwrap().clone();
+    world.tables.cluster = Some(std::sync::Arc::new(ClusterRecord { feature_level: AUTOPILOT_LEVEL - 1, ..older }));
+    let before = world.tables.autopilot.clone();
+    world.kill(id(3));
+    world.pass(60 * MINUTE);
+    assert_eq!((world.requests.len(), &world.tables.autopilot), (0, &before));
+    let policy = Box::new(AutopilotPolicy { generation: Generation(1), ..AutopilotPolicy::new(5) });
+    let refused = world.apply(&Principal::Operator, Change::Autopilot(Box::new(AutopilotStep::Declare(policy))));
+    assert!(matches!(refused, Err(CommandRefusal::FeatureLevel { needs: AUTOPILOT_LEVEL, .. })), "{refused:?}");
+}
+
+/// Test 13: with a drain for longer than the restart nothing is replaced, although each is away for longer than `replace-after`.
+#[test]
+fn drained_managers_are_restarted_one_by_one() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    for n in [2, 3, 1] {
+        let until = Some(world.now.wall.plus(20 * MINUTE));
+        world.operator(AutopilotStep::Drain { node: id(n), until, replace: false });
+        world.kill(id(n));
+        world.pass(15 * MINUTE);
+        world.revive(id(n));
+        world.operator(AutopilotStep::Undrain { node: id(n) });
+        world.pass(MINUTE);
+    }
+    assert_eq!(world.requests, []);
+    assert_eq!(world.offers, [id(2)], "only a leader has leadership to give up: {:?}", world.offers);
+}
+
+/// Test 34. Of a follower, then of the leader: the successor comes first, leadership goes first, and no number of managers falls.
+#[test]
+fn drained_manager_gives_its_place_to_another_node() {
+    let mut world = three_of_five(|_| {});
+    world.pass(MINUTE);
+    for (drained, successor) in [(id(3), id(4)), (id(1), id(5))] {
+        world.operator(AutopilotStep::Drain { node: drained, until: None, replace: true });
+        world.pass(5 * MINUTE);
+        assert!(!world.voters().contains(&drained) && world.voters().contains(&successor), "{:?}", world.requests);
+        assert_ne!(world.leader, drained);
+    }
+    let roles = [(4, Role::Manager), (3, Role::Worker), (5, Role::Manager), (1, Role::Worker)];
+    assert_eq!(world.requests, roles.map(|(n, role)| (id(n), role)));
+    assert_eq!(world.offers, [id(2)]);
+    // They are back: candidates, and nothing moves.
+    world.operator(AutopilotStep::Undrain { node: id(1) });
+    world.pass(60 * MINUTE);
+    assert_eq!(world.requests.len(), 4);
+    let (_, plan) = world.core.plan(world.now.at, None);
+    let standing = |n| plan.candidates.iter().find(|candidate| candidate.node == id(n)).unwrap().standing;
+    assert_eq!((standing(1), standing(3)), (Ok(1), Err(Exclusion::Drained)));
+}
+
+/// Test 34: the time runs out. Also without a declaration, where it changes no role.
+#[test]
+fn drain_ends_by_itself() {
+    let mut world = World::new(3, 1);
+    let until = Some(world.now.wall.plus(10 * MINUTE));
+    world.operator(AutopilotStep::Drain { node: id(1), until, replace: false });
+    assert_eq!(
+        (world.offers.len(), world.leader),
+        (0, id(1)),
+        "a leader that has just begun does not know who answers"
+    );
+    world.pass(Duration::from_secs(2));
+    assert_eq!((world.offers.as_slice(), world.leader), (&[id(2)][..], id(2)));
+    world.pass(9 * MINUTE);
+    assert!(world.tables.autopilot.drains.contains_key(&id(1)));
+    world.pass(2 * MINUTE);
+    assert!(world.tables.autopilot.drains.is_empty() && world.requests.is_empty());
+}
+
+/// Test 34: the drained node dies while it is drained, and its time is over.
+#[test]
+fn drained_manager_that_does_not_return_is_replaced() {
+    let mut world = three_of_five(|_| {});
+    world.pass(MINUTE);
+    let until = Some(world.now.wall.plus(20 * MINUTE));
+    world.operator(AutopilotStep::Drain { node: id(3), until, replace: false });
+    world.kill(id(3));
+    world.pass(19 * MINUTE);
+    assert_eq!(world.requests, []);
+    world.pass(2 * MINUTE);
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+}
+
+/// Test 12: with candidates, one death an hour: always back to as many as declared.
+#[test]
+fn deaths_an_hour_apart_are_all_replaced() {
+    let mut world = World::new(5, 4);
+    world.declare(|policy| policy.managers = 5);
+    for n in [5, 4, 3, 2] {
+        world.kill(id(n));
+        world.pass(60 * MINUTE);
+        assert_eq!((world.answering(), world.voters().len()), (5, 5), "{:?}", world.decided);
+    }
+}
+
+/// Test 25, the other half: the leader stays, and the dead one is replaced once.
+#[test]
+fn dead_manager_returns_at_any_second_of_its_replacement() {
+    for second in 60..90 {
+        let mut world = three_of_five(|_| {});
+        world.kill(id(3));
+        world.pass(Duration::from_secs(second));
+        world.revive(id(3));
+        world.pass(60 * MINUTE);
+        let replaced = [(id(3), Role::Worker), (id(4), Role::Manager)];
+        assert!(world.requests.is_empty() || world.requests == replaced, "after {second} s: {:?}", world.requests);
+        assert_eq!(world.answering(), 3, "after {second} s");
+    }
+}
+
+/// Test 27: the candidate dies at any second, and the next one follows.
+#[test]
+fn candidate_dies_at_any_second_of_a_replacement() {
+    for second in 60..90 {
+        let mut world = three_of_five(|_| {});
+        world.kill(id(3));
+        world.pass(Duration::from_secs(second));
+        world.kill(id(4));
+        world.pass(120 * MINUTE);
+        world.operator(AutopilotStep::Resume);
+        world.pass(60 * MINUTE);
+        assert!(!world.lost_quorum, "after {second} s");
+        assert_eq!(world.answering(), 3, "after {second} s: {:?}", world.decided);
+    }
+}
+
+/// Test 33: paused and resumed at any second of a replacement; what has begun is finished, and nothing new begins meanwhile.
+#[test]
+fn pause_at_any_second_of_a_replacement() {
+    for second in 60..80 {
+        let mut world = three_of_five(|_| {});
+        world.kill(id(3));
+        world.pass(Duration::from_secs(second));
+        let begun = world.tables.autopilot.last_number;
+        world.operator(AutopilotStep::Pause { why: "test".into(), gave_up: false });
+        world.pass(30 * MINUTE);
+        world.elect();
+        world.pass(30 * MINUTE);
+        assert_eq!(world.tables.autopilot.last_number, begun, "after {second} s");
+        assert!(world.tables.autopilot.outstanding().is_none(), "after {second} s");
+        world.operator(AutopilotStep::Resume);
+        world.pass(10 * MINUTE);
+        assert_eq!(world.answering(), 3, "after {second} s: {:?}", world.decided);
+    }
+}
+
+/// Test 30: the zone of one voter is lost; the spare comes from a zone without a manager, and nothing moves when it returns.
+#[test]
+fn spare_comes_from_a_zone_without_a_manager() {
+    let mut world = World::new(3, 3);
+    for (n, zone) in [(1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "c"), (6, "d")] {
+        world.label(id(n), "rack", zone);
+    }
+    world.declare(|policy| (policy.zone_label, policy.replace_after_ms) = (Some("rack".into()), 60_000));
+    world.pass(MINUTE);
+    world.kill(id(3));
+    world.kill(id(5));
+    world.pass(2 * MINUTE);
+    assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(6)]));
+    world.revive(id(3));
+    world.revive(id(5));
+    (1..=6).for_each(|n| world.label(id(n), "rack", "elsewhere"));
+    world.pass(60 * MINUTE);
+    assert_eq!(world.requests.len(), 2, "nothing moves for the sake of zones");
+}
+
+/// Test 24, seen from the small side: without a quorum nothing is written.
+#[test]
+fn cluster_without_quorum_is_left_alone() {
+    let mut world = three_of_five(|_| {});
+    world.pass(MINUTE);
+    world.kill(id(2));
+    world.kill(id(3));
+    world.pass(60 * MINUTE);
+    assert_eq!((world.requests.len(), world.tables.autopilot.changes.len()), (0, 0));
+}
