@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome, parse};
-use muster_messages::wire::{ListOf, Request};
+use muster_messages::wire::{AutopilotRequest, ListOf, Request};
 use muster_messages::{
     ErrorCode, Generation, NodeListView, NodeMayStopView, NodeRemovedView, NodeRenamedView, NodeView, Role,
-    RoleChangeView, StatusView, WallTime,
+    RoleChangeView, StatusView, WallTime, word,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Context;
-use crate::cli::args::{NodeCommand, RoleChange};
+use crate::cli::args::{DrainArgs, NodeCommand, RoleChange};
+use crate::cli::duration::millis;
 use crate::cli::output::{lines, printable, without_fraction};
 use crate::cli::render;
 use crate::cli::tally::Tally;
@@ -63,7 +64,23 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
             };
             ctx.show(Request::NodeRename { node, name }, |_| String::new(), sentence).await
         }
-        NodeCommand::Update { node, label_add, label_rm, generation } => {
+        NodeCommand::Drain(DrainArgs { node, lasts, replace }) => {
+            let request = AutopilotRequest::Drain { node: node.clone(), for_ms: lasts.map(millis), replace };
+            ctx.show(Request::Autopilot(request), |_| String::new(), |view| render::drained(&node, view)).await
+        }
+        NodeCommand::Undrain { node } => {
+            let request = AutopilotRequest::Undrain { node: node.clone() };
+            ctx.show(Request::Autopilot(request), |_| String::new(), |view| render::drained(&node, view)).await
+        }
+        NodeCommand::Update { node, label_add, label_rm, generation, manager } => {
+            if let Some(preference) = manager {
+                let request = AutopilotRequest::Prefer { node: node.clone(), preference };
+                let sentence = format!("{}: manager {}", printable(&node), word(preference));
+                if label_add.is_empty() && label_rm.is_empty() {
+                    return ctx.done(Request::Autopilot(request), &sentence).await;
+                }
+                ctx.client.call(Request::Autopilot(request)).await?;
+            }
             let add: BTreeMap<String, String> = label_add.into_iter().collect();
             let request = Request::NodeUpdate { node, add, remove: label_rm, generation: generation.map(Generation) };
             ctx.show(request, |_| String::new(), render::node).await
