@@ -169,8 +169,8 @@ pub enum ActorsAsk {
     /// Accepted: it will crash; the answer does not wait for that. Refused unless the daemon allows it. Lost: look at
     /// the tree before asking again. Repeated: crashes it again.
     Crash { path: String, how: crate::model::CrashHow },
-    /// A part of the output of a reconciler's run on this node. Sent only to a node that has reported a run, so it reads this question:
-    /// builds of feature level 4 do not. Read: repeat freely.
+    /// A part of the output of a reconciler's run on this node. Sent only to a node that has reported a run: a build of feature level 4
+    /// cannot read this question, and ends its session. Read: repeat freely.
     RunLog(RunLogAsk),
 }
 
