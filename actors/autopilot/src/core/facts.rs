@@ -1,5 +1,8 @@
 //! What the autopilot decides by: the leader's own applied state, its Raft progress, and how long it has itself seen each node ready or
 //! down. Nothing that another leader observed counts (AUTO-8): clocks differ, and a leader that has just begun knows little.
+//!
+//! A voter's session may be down while the voter follows in Raft: such a voter is not dead. The time for which a node counts as down
+//! therefore begins anew with each acknowledgement, and does not begin before the end of its maintenance.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,8 +26,9 @@ pub enum Seen {
 pub struct Sightings(BTreeMap<NodeId, Seen>);
 
 impl Sightings {
-    /// Follows the newest state. A node whose recorded liveness this leader has not confirmed is neither ready nor down.
-    pub fn follow(&mut self, replica: &Replica, doubts: &NodeDoubts, now: Moment) {
+    /// Follows the newest state. A node whose recorded liveness this leader has not confirmed is neither ready nor down. `excused`: of
+    /// [`excused`].
+    pub fn follow(&mut self, replica: &Replica, doubts: &NodeDoubts, excused: &BTreeMap<NodeId, Moment>, now: Moment) {
         let nodes = &replica.tables.nodes;
         self.0.retain(|id, _| nodes.contains_key(id));
         for (id, record) in nodes {
@@ -34,12 +38,18 @@ impl Sightings {
                 Liveness::Down if confirmed => Some(Seen::Down(now)),
                 _ => None,
             };
+            let excused = excused.get(id).copied().unwrap_or_default();
             if is_injected(BugInjection::TrustTheRecord) && record.liveness == Liveness::Down {
                 self.0.insert(*id, Seen::Down(Moment(0)));
                 continue;
             }
             match (self.0.get(id), is) {
-                (Some(Seen::Ready(_)), Some(Seen::Ready(_))) | (Some(Seen::Down(_)), Some(Seen::Down(_))) => {}
+                (Some(Seen::Ready(_)), Some(Seen::Ready(_))) => {}
+                (Some(Seen::Down(since)), Some(Seen::Down(_))) => {
+                    let since = (*since).max(excused);
+                    self.0.insert(*id, Seen::Down(since));
+                }
+                (_, Some(Seen::Down(now))) => drop(self.0.insert(*id, Seen::Down(now.max(excused)))),
                 (_, Some(seen)) => drop(self.0.insert(*id, seen)),
                 (_, None) => drop(self.0.remove(id)),
             }
@@ -52,6 +62,33 @@ impl Sightings {
     pub fn down(&self) -> usize {
         self.0.values().filter(|seen| matches!(seen, Seen::Down(_))).count()
     }
+}
+
+/// Until when a node does not count as down: the last acknowledgement of a voter that can follow, and the end of maintenance that has one.
+/// Never later than now. `seen_at`: when this replica was first seen.
+pub fn excused(replica: &Replica, seen_at: Moment, now: Now) -> BTreeMap<NodeId, Moment> {
+    let mut excused = BTreeMap::new();
+    let mut until = |node: NodeId, at: Moment| {
+        let latest = excused.entry(node).or_insert(at);
+        *latest = at.max(*latest);
+    };
+    for (raft_id, member) in replica.tables.members.iter().filter(|(_, member)| member.voter) {
+        if replica.raft.raft_id == Some(*raft_id) {
+            until(member.node, now.at);
+        }
+        let progress = replica.raft.progress.iter().find(|progress| progress.raft_id == *raft_id);
+        let acked = progress.filter(|progress| progress.problem.is_none()).and_then(|progress| progress.acked_ago);
+        if let Some(ago) = acked {
+            until(member.node, seen_at - ago);
+        }
+    }
+    for (node, drain) in &replica.tables.autopilot.drains {
+        if let Some(end) = drain.until {
+            let over = u64::try_from(now.wall.0.saturating_sub(end.0)).unwrap_or(0);
+            until(*node, now.at - Duration::from_millis(over));
+        }
+    }
+    excused
 }
 
 /// A voter.

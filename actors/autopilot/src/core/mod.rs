@@ -20,7 +20,7 @@ use muster_messages::{
 };
 
 pub use self::candidates::Candidate;
-pub use self::facts::{Doubt, Facts, Now, Seen, Sightings, Unsettled, Voter, Worker, majority};
+pub use self::facts::{Doubt, Facts, Now, Seen, Sightings, Unsettled, Voter, Worker, excused, majority};
 pub use self::plan::{Act, Decision, Plan, Wait, plan};
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected};
@@ -186,7 +186,8 @@ impl Core {
         replica.tables.autopilot.policy = Some(Arc::new(policy));
         let mut sightings = self.sightings.clone();
         // Without a declaration nothing was watched: what would be done first is said as if it had been.
-        sightings.follow(&replica, &self.doubts, self.leads_since.at);
+        let excused = excused(&replica, self.seen_at, self.now(at));
+        sightings.follow(&replica, &self.doubts, &excused, self.leads_since.at);
         let facts = self.facts_of(&replica, &sightings, self.now(at));
         let plan = plan(&replica.tables.autopilot, &facts, &self.config);
         (facts, plan)
@@ -224,7 +225,8 @@ impl Core {
         let allowed = self.replica.tables.feature_level() >= AUTOPILOT_LEVEL;
         let is_declared = allowed && self.autopilot().policy.is_some();
         if is_declared {
-            self.sightings.follow(&self.replica, &self.doubts, now.at);
+            let excused = excused(&self.replica, self.seen_at, now);
+            self.sightings.follow(&self.replica, &self.doubts, &excused, now.at);
         } else {
             // AUTO-1. What was seen is forgotten: a new declaration begins with what is seen from then on.
             (self.sightings, self.accepted, self.decided) = (Sightings::default(), None, None);

@@ -327,7 +327,7 @@ impl Planner<'_> {
         let dead_at = since + self.policy.replace_after();
         // Without an end it is to be replaced, or was drained without a declaration: only its own silence counts.
         let back_at = voter.drain.and_then(|drain| drain.until).map(|until| self.moment(until));
-        Some(back_at.map_or(dead_at, |back_at| dead_at.max(back_at)))
+        Some(back_at.map_or(dead_at, |back_at| dead_at.max(back_at + self.policy.replace_after())))
     }
     /// A wall time as a moment of this leader's clock; one that is over: now.
     fn moment(&self, at: WallTime) -> Moment {
@@ -416,8 +416,9 @@ impl Planner<'_> {
         let due = self.autopilot.outstanding().map(|change| {
             self.moment_after(change.at, self.config.settle_within).unwrap_or(facts.now + self.config.retry)
         });
-        // Acknowledgements are no facts that wake it: while a voter is silent it looks again.
-        let silent = facts.voters.iter().any(|voter| !voter.answers).then(|| facts.now + self.config.retry);
+        // Acknowledgements are no facts that wake it: while a voter is silent it looks again, and also while one is down and answers.
+        let watched = |voter: &Voter| !voter.answers || matches!(voter.seen, Some(Seen::Down(_)));
+        let silent = facts.voters.iter().any(watched).then(|| facts.now + self.config.retry);
         let all = decided.into_iter().chain(dead).chain(stable).chain(backoff).chain(settling).chain(due).chain(silent);
         all.filter(|at| *at > facts.now).min()
     }

@@ -309,7 +309,7 @@ fn candidates_have_one_order() {
     assert_eq!(order(workers.into_iter().rev().collect()), expected);
 }
 
-/// For a while: it keeps its membership, and does not count as dead before its time is over. For good: another node comes first, then it
+/// For a while: it keeps its membership, and does not count as down before its time is over. For good: another node comes first, then it
 /// goes, although it answers.
 #[test]
 fn drained_manager_is_awaited_or_relieved() {
@@ -319,7 +319,9 @@ fn drained_manager_is_awaited_or_relieved() {
     let autopilot = declared(policy(3));
     assert_eq!(reason(&autopilot, &awaited), AutopilotReason::NotDeadYet);
     assert_eq!(plan(&autopilot, &awaited, &Config::default()).wake_at, Some(NOW + Duration::from_secs(5)));
-    let late = Facts { now: NOW + 5 * MINUTE, wall: until, ..awaited };
+    let Decision::Wait(waits) = decide(&autopilot, &awaited) else { panic!("it acts") };
+    assert_eq!(waits.not_before, Some(NOW + 15 * MINUTE), "from the end of the maintenance on");
+    let late = facts(vec![voter(1), voter(2), dead(3)], vec![worker(4)]);
     assert_eq!(act(&autopilot, &late), (Demote, id(3)));
 
     let leaves = |n| Voter { drain: Some(Maintenance { until: None, replace: true }), ..voter(n) };

@@ -297,6 +297,45 @@ fn drain_ends_by_itself() {
     assert!(world.tables.autopilot.drains.is_empty() && world.requests.is_empty());
 }
 
+/// Its session is down, and it follows in Raft: it is no dead manager. A gap in acknowledgements is no death either, and the time for
+/// which it is silent begins with the last one, although no record changes.
+#[test]
+fn manager_without_a_session_is_dead_once_it_is_silent() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    world.lose_session(id(3));
+    world.pass(20 * MINUTE);
+    world.kill(id(3));
+    world.pass(Duration::from_millis(700));
+    world.observe();
+    world.follows_again(id(3));
+    world.pass(20 * MINUTE);
+    assert_eq!(world.requests, []);
+    world.kill(id(3));
+    world.pass(10 * MINUTE - Duration::from_secs(1));
+    assert_eq!(world.requests, []);
+    world.pass(Duration::from_secs(11));
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+}
+
+/// Whoever ends the drain a little early is not punished for it: the node counts as down from then on.
+#[test]
+fn end_of_a_drain_replaces_no_manager_at_once() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    for n in [2, 3, 1] {
+        let until = Some(world.now.wall.plus(30 * MINUTE));
+        world.operator(AutopilotStep::Drain { node: id(n), until, replace: false });
+        world.kill(id(n));
+        world.pass(20 * MINUTE);
+        world.operator(AutopilotStep::Undrain { node: id(n) });
+        world.pass(Duration::from_secs(5));
+        world.revive(id(n));
+        world.pass(MINUTE);
+    }
+    assert_eq!(world.requests, []);
+}
+
 /// Test 34: the drained node dies while it is drained, and its time is over.
 #[test]
 fn drained_manager_that_does_not_return_is_replaced() {
@@ -305,9 +344,9 @@ fn drained_manager_that_does_not_return_is_replaced() {
     let until = Some(world.now.wall.plus(20 * MINUTE));
     world.operator(AutopilotStep::Drain { node: id(3), until, replace: false });
     world.kill(id(3));
-    world.pass(19 * MINUTE);
+    world.pass(20 * MINUTE + Duration::from_secs(59));
     assert_eq!(world.requests, []);
-    world.pass(2 * MINUTE);
+    world.pass(Duration::from_secs(15));
     assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
 }
 

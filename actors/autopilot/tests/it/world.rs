@@ -142,6 +142,15 @@ impl World {
             self.observe();
         }
     }
+    /// Its session ends and is recorded as down, while it follows in Raft.
+    pub fn lose_session(&mut self, node: NodeId) {
+        self.liveness(node, Liveness::Down);
+        self.observe();
+    }
+    /// It follows in Raft again; its session is as it was.
+    pub fn follows_again(&mut self, node: NodeId) {
+        self.dead.remove(&node);
+    }
     /// Another voter leads; without a quorum none does.
     pub fn elect(&mut self) {
         let others = self.voters();
@@ -375,7 +384,8 @@ impl World {
                         let surplus = voters > usize::from(policy.managers);
                         let drained = autopilot.drains.get(node).is_some_and(|drain| drain.replace);
                         let led = self.now.at.since(self.leads_since.at);
-                        let dead = self.is_dead(*node) && led >= policy.replace_after();
+                        let silent = self.dead.get(node).map(|since| self.now.at.since(*since)).unwrap_or_default();
+                        let dead = silent >= policy.replace_after() && led >= policy.replace_after();
                         assert!(dead || surplus && (policy.shrink || drained), "AUTO-5, AUTO-8: {node} after {led:?}");
                         (voters - 1, self.answering() - usize::from(!self.is_dead(*node)))
                     }
