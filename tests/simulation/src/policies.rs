@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_autopilot::Config;
-use muster_autopilot::core::majority;
+use muster_autopilot::core::{Seen, majority};
 use muster_messages::{
-    AutopilotAction, AutopilotPolicy, AutopilotStep, Change, Command, Liveness, ManagerPreference, Moment, NodeId,
-    Principal, Revision, Role,
+    AutopilotAction, AutopilotChange, AutopilotPolicy, AutopilotStep, Change, Command, Liveness, ManagerPreference,
+    Moment, NodeId, Principal, Revision, Role,
 };
 
 use crate::bugs::Bug;
@@ -285,8 +285,31 @@ impl Policies {
             .is_some_and(|change| change.node == node && (change.action.role() == role || takes_back(change.action)));
         if !expected {
             let detail = format!("n{} requests that {node} be a {role}, and has begun {begun:?}", idx + 1);
-            world.require(Err(violation(AUTO_2, detail)));
+            return world.require(Err(violation(AUTO_2, detail)));
         }
+        if let Some(change) = begun.filter(|change| change.action == AutopilotAction::Demote) {
+            Self::check_demotion(world, idx, change, tables.autopilot.policy.as_deref());
+        }
+    }
+
+    /// AUTO-5 and AUTO-8, whichever leader has begun it.
+    fn check_demotion(world: &mut World, idx: MachineIdx, change: &AutopilotChange, policy: Option<&AutopilotPolicy>) {
+        let Some(facts) = Autopilot::facts(world, idx) else { return };
+        let Some(voter) = facts.voters.iter().find(|voter| voter.node == change.node) else { return };
+        let surplus = policy.is_some_and(|policy| {
+            let goes = policy.shrink || voter.drain.is_some_and(|drain| drain.replace);
+            goes && facts.voters.len() > usize::from(policy.managers)
+        });
+        let fails = |name, what: &str| Err(violation(name, format!("n{} requests {change:?}: {what}", idx + 1)));
+        let outcome = match (change.replaces == Some(change.node), voter.seen) {
+            (false, _) if !surplus => fails(AUTO_5, "it is not surplus and not drained"),
+            (false, _) => Ok(()),
+            (true, _) if voter.answers => fails(AUTO_5, "it answers"),
+            (true, Some(Seen::Ready(_))) => fails(AUTO_5, "it is ready"),
+            (true, Some(Seen::Down(_))) if facts.known => Ok(()),
+            (true, _) => fails(AUTO_8, "this leader has not seen it down"),
+        };
+        world.require(outcome);
     }
 
     pub(crate) fn check_proposal(world: &mut World, idx: MachineIdx, step: &AutopilotStep) {

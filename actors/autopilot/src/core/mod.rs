@@ -72,6 +72,14 @@ enum InFlight {
     HandOver,
 }
 
+/// Whether a change that has begun is still to be requested.
+enum Cause {
+    Holds,
+    /// This leader does not know yet.
+    Unknown,
+    Gone(&'static str),
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Core {
@@ -351,8 +359,40 @@ impl Core {
         } else if overdue {
             self.end(now, number, AutopilotOutcome::Dropped, "not requested in time", out);
         } else {
-            self.in_flight = Some(InFlight::Request(number));
-            out.push(Effect::SetRole { node, role: action.role() });
+            match self.cause_of(now, change) {
+                // The plan looks again when it will know, and what changes is shown.
+                Cause::Unknown => {}
+                Cause::Gone(why) => self.end(now, number, AutopilotOutcome::Dropped, why, out),
+                Cause::Holds => {
+                    self.in_flight = Some(InFlight::Request(number));
+                    out.push(Effect::SetRole { node, role: action.role() });
+                }
+            }
+        }
+    }
+
+    /// AUTO-5, AUTO-8: why a demotion began may be over when it is requested, and another leader may have begun it.
+    fn cause_of(&self, now: Now, change: &AutopilotChange) -> Cause {
+        if change.action == AutopilotAction::Promote {
+            return Cause::Holds;
+        }
+        let facts = self.facts(now.at);
+        let Some(voter) = facts.voters.iter().find(|voter| voter.node == change.node) else { return Cause::Holds };
+        if change.replaces == Some(change.node) {
+            return match voter.seen {
+                _ if !facts.known => Cause::Unknown,
+                _ if voter.answers => Cause::Gone("it returned"),
+                Some(Seen::Ready(_)) => Cause::Gone("it returned"),
+                Some(Seen::Down(_)) => Cause::Holds,
+                None => Cause::Unknown,
+            };
+        }
+        let goes = voter.drain.is_some_and(|drain| drain.replace);
+        let is_surplus =
+            |policy: &AutopilotPolicy| facts.voters.len() > usize::from(policy.managers) && (policy.shrink || goes);
+        match self.autopilot().policy.as_deref().is_some_and(is_surplus) {
+            true => Cause::Holds,
+            false => Cause::Gone("it is not surplus any more"),
         }
     }
 

@@ -318,6 +318,39 @@ fn manager_without_a_session_is_dead_once_it_is_silent() {
     assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
 }
 
+/// Its demotion has begun, and the request is lost: it returns before that is repeated, also under a new leader.
+#[test]
+fn manager_that_returns_before_its_demotion_stays() {
+    for elects in [false, true] {
+        let mut world = three_of_five(|_| {});
+        world.kill(id(3));
+        world.loses_request = true;
+        while world.loses_request {
+            world.pass(Duration::from_secs(1));
+        }
+        world.revive(id(3));
+        if elects {
+            world.elect();
+        }
+        world.pass(60 * MINUTE);
+        assert_eq!((world.requests.len(), world.outcome()), (0, Some(AutopilotOutcome::Dropped)), "elects: {elects}");
+    }
+}
+
+/// The same for a surplus manager, once more are declared.
+#[test]
+fn surplus_manager_that_is_declared_meanwhile_stays() {
+    let mut world = World::new(5, 0);
+    world.loses_request = true;
+    world.declare(|policy| (policy.managers, policy.shrink) = (3, true));
+    while world.loses_request {
+        world.pass(Duration::from_secs(1));
+    }
+    world.declare(|policy| policy.managers = 5);
+    world.pass(60 * MINUTE);
+    assert_eq!((world.requests.len(), world.outcome()), (0, Some(AutopilotOutcome::Dropped)));
+}
+
 /// Whoever ends the drain a little early is not punished for it: the node counts as down from then on.
 #[test]
 fn end_of_a_drain_replaces_no_manager_at_once() {

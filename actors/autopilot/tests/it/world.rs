@@ -31,6 +31,8 @@ pub struct World {
     effects: Vec<Effect>,
     /// Whether the next proposal or request is lost.
     pub loses: bool,
+    /// Whether the next request is lost before the role manager has it.
+    pub loses_request: bool,
     /// Every request of the autopilot.
     pub requests: Vec<(NodeId, Role)>,
     pub decided: Vec<String>,
@@ -81,6 +83,7 @@ impl World {
             pending: BTreeMap::new(),
             effects: Vec::new(),
             loses: false,
+            loses_request: false,
             requests: Vec::new(),
             decided: Vec::new(),
             lost_quorum: false,
@@ -346,8 +349,14 @@ impl World {
                     self.answer(Input::Proposed(applied && !lost));
                 }
                 Effect::SetRole { node, role } => {
-                    let begun = self.tables.autopilot.outstanding().map(|change| change.node);
-                    assert_eq!(begun, Some(node), "it requests what it has begun");
+                    let begun = self.tables.autopilot.outstanding().expect("AUTO-2: it requests what it has begun");
+                    assert_eq!(begun.node, node, "AUTO-2");
+                    let replaced = begun.action == AutopilotAction::Demote && begun.replaces == Some(node);
+                    assert!(!replaced || self.is_dead(node), "AUTO-5: {node} answers");
+                    if std::mem::take(&mut self.loses_request) {
+                        self.answer(Input::Requested(Err(ErrorBody::unknown_outcome("the request is lost"))));
+                        continue;
+                    }
                     let lost = std::mem::take(&mut self.loses);
                     self.requests.push((node, role));
                     let done = self.set_role(&Principal::Cluster, node, role);
