@@ -396,6 +396,12 @@ impl Core {
         }
     }
 
+    /// It has begun, and no person has requested a role of its node since.
+    fn is_wanted(&self, number: u64) -> bool {
+        let begun = self.autopilot().outstanding().filter(|change| change.number == number);
+        begun.is_some_and(|change| !self.autopilot().requested.contains_key(&change.node))
+    }
+
     fn requested(&mut self, now: Now, answer: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
         let asked = self.in_flight.take();
         match (asked, answer) {
@@ -405,6 +411,8 @@ impl Core {
             }
             // Whether it was written is unknown, or the leader is too young to say: the state tells, or it is requested again.
             (Some(_), Err(error)) if may_be_tried_again(&error) => self.retry_at = Some(now.at + self.config.retry),
+            // It was overtaken: by the end of the change, or by a person's request. The state says which.
+            (Some(InFlight::Request(number)), Err(_)) if !self.is_wanted(number) => {}
             (Some(InFlight::Request(number)), Err(error)) => {
                 self.refused = true;
                 self.end(now, number, AutopilotOutcome::Refused, error.message, out);

@@ -277,6 +277,9 @@ impl World {
             return Err(ErrorBody::new(ErrorCode::NotFound, "no such node"));
         };
         if record.desired_role == role {
+            if *by != Principal::Cluster {
+                self.apply(by, Change::SetDesiredRole { node, role }).unwrap();
+            }
             return Ok(());
         }
         if role == Role::Worker && self.voters().contains(&node) && !self.may_lose(node) {

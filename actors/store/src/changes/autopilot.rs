@@ -2,6 +2,7 @@
 //!
 //! Invariants  AUTO-4  at most one change of the autopilot has begun and not ended.
 //!             AUTO-6  a role that a person requested is remembered, until the autopilot changes that node's role.
+//! A request of the autopilot may be on the way while its change ends: it is applied only for the change that has begun.
 
 use muster_messages::{
     AUTOPILOT_HISTORY, AUTOPILOT_LEVEL, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause,
@@ -184,6 +185,27 @@ fn end(tables: &mut Tables, number: Option<u64>, outcome: AutopilotOutcome, why:
 fn bounded(text: &str) -> String {
     let end = (0..=text.len().min(MAX_TEXT_BYTES)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text[..end].to_owned()
+}
+
+/// AUTO-1, AUTO-6: the cluster itself requests a role only for the autopilot's change that has begun, and not after a person has requested
+/// one. Others may request any.
+pub(super) fn may_request(tables: &Tables, stamp: &Stamp<'_>, id: NodeId, role: Role) -> Result<(), CommandRefusal> {
+    if *stamp.by != Principal::Cluster || tables.feature_level() < AUTOPILOT_LEVEL {
+        return Ok(());
+    }
+    let autopilot = &tables.autopilot;
+    if autopilot.policy.is_none() {
+        return Err(stale("no number of managers is declared"));
+    }
+    if autopilot.requested.contains_key(&id) {
+        return Err(stale("an operator has requested a role of the node"));
+    }
+    // A promotion may be taken back.
+    let is_for = |change: &AutopilotChange| change.node == id && (change.action.role() == role || role == Role::Worker);
+    match autopilot.outstanding() {
+        Some(change) if is_for(change) => Ok(()),
+        _ => Err(stale("the autopilot has begun no such change")),
+    }
 }
 
 /// A role was requested. AUTO-6: what a person requests is remembered while there is a policy.

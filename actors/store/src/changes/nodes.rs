@@ -58,6 +58,9 @@ pub(super) fn set_desired_role(
         not_leaving(record)?;
     }
     let old = record.desired_role;
+    autopilot::may_request(tables, stamp, id, role)?;
+    // Also if the role is that already: a person who requests it once more wants it to stay.
+    autopilot::requested(tables, stamp, id, role);
     if old == role {
         return Ok(());
     }
@@ -67,7 +70,6 @@ pub(super) fn set_desired_role(
     });
     let (was, is) = (format!("wanted {old}"), format!("wanted {role}"));
     stamp.log(tables, EventKind::Role, Some(id), Some(was), Some(is));
-    autopilot::requested(tables, stamp, id, role);
     Ok(())
 }
 

@@ -121,7 +121,9 @@ fn request_of_a_person_is_remembered_and_stands() {
     assert!(world.tables.autopilot.requested.is_empty(), "nothing is declared");
     world.must(command([set(2, Role::Manager)]));
     world.must(command([declare(3, 0)]));
+    world.must(own(begin(Demote, 3)));
     world.must(own(set(3, Role::Worker)));
+    world.must(own(end(1, AutopilotOutcome::Settled)));
     assert!(world.tables.autopilot.requested.is_empty(), "the cluster itself is no person");
     world.must(command([set(2, Role::Worker)]));
     // Decided before, applied after it: a demotion would undo nothing, and yet the request would be forgotten.
@@ -132,6 +134,29 @@ fn request_of_a_person_is_remembered_and_stands() {
     world.must(command([step(prefer)]));
     world.must(own(begin(Promote, 2)));
     assert!(world.tables.autopilot.requested.is_empty(), "lifted by the preference");
+}
+
+/// A request of the autopilot that was on the way when its change ended, or when a person decided otherwise.
+#[test]
+fn request_of_the_autopilot_needs_a_change_that_has_begun() {
+    use AutopilotAction::{Demote, Promote};
+    let set = |n, role| Change::SetDesiredRole { node: id(n), role };
+    let mut world = world();
+    assert!(stale(&mut world, own(set(3, Role::Worker))).contains("no number of managers is declared"));
+    world.must(command([declare(3, 0)]));
+    assert!(stale(&mut world, own(set(3, Role::Worker))).contains("has begun no such change"));
+    world.must(own(begin(Demote, 3)));
+    assert!(stale(&mut world, own(set(2, Role::Worker))).contains("has begun no such change"), "of another node");
+    assert!(stale(&mut world, own(set(3, Role::Manager))).contains("has begun no such change"), "another role");
+    // The role that it has already: it stays by this person's wish.
+    world.must(command([set(3, Role::Manager)]));
+    assert!(stale(&mut world, own(set(3, Role::Worker))).contains("an operator has requested"));
+    world.must(own(end(1, AutopilotOutcome::Dropped)));
+    world.must(own(begin(Promote, 4)));
+    world.must(own(set(4, Role::Manager)));
+    world.must(own(set(4, Role::Worker)));
+    world.must(command([step(AutopilotStep::Withdraw)]));
+    assert!(stale(&mut world, own(set(4, Role::Manager))).contains("no number of managers is declared"));
 }
 
 #[test]
