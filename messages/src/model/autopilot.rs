@@ -196,6 +196,8 @@ pub struct Autopilot {
     pub changes: Vector<Arc<AutopilotChange>>,
     /// Of the last change.
     pub last_number: u64,
+    /// Of the last change when an operator resumed it after it had paused itself: it and earlier ones do not pause it again.
+    pub forgiven: u64,
     /// Nodes in maintenance. They need no policy.
     pub drains: OrdMap<NodeId, Arc<Drain>>,
 }

@@ -383,7 +383,10 @@ impl Planner<'_> {
             self.autopilot.changes.iter().rev().map(AsRef::as_ref).filter(|change| took_effect(change)).filter(demoted)
         };
         let limit = (self.declared().saturating_sub(1) / 2).max(1);
-        let recent = replaced().filter(|change| self.since(change.at) < self.config.replacement_window).count();
+        let counts = |change: &&AutopilotChange| {
+            change.number > self.autopilot.forgiven && self.since(change.at) < self.config.replacement_window
+        };
+        let recent = replaced().filter(counts).count();
         if recent >= limit {
             return Some(Decision::GiveUp(format!(
                 "{} is down, and {recent} managers were replaced within {} already: find out what ends them, then `muster autopilot resume`",

@@ -161,6 +161,23 @@ fn flapping_managers_pause_it_until_an_operator_resumes() {
     assert_eq!((world.requests.len(), world.answering()), (before + 2, 3));
 }
 
+/// The operator has found out what ended the managers: what was replaced before does not pause it again.
+#[test]
+fn resumed_autopilot_replaces_within_the_hour() {
+    let mut world = World::new(3, 6);
+    world.declare(|policy| policy.replace_after_ms = 60_000);
+    for _ in 0..2 {
+        let victim = world.voters().into_iter().rfind(|node| *node != world.leader).unwrap();
+        world.kill(victim);
+        world.pass(12 * MINUTE);
+    }
+    let gave_up = |world: &World| world.tables.autopilot.policy.as_ref().unwrap().paused.is_some();
+    assert!(gave_up(&world) && world.answering() == 2, "{:?}", world.decided);
+    world.operator(AutopilotStep::Resume);
+    world.pass(2 * MINUTE);
+    assert!(!gave_up(&world) && world.answering() == 3, "{:?}", world.decided);
+}
+
 /// The one manager of a recovered cluster is not a reason to promote: the others may return.
 #[test]
 fn paused_autopilot_begins_nothing() {

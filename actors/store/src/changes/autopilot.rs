@@ -5,7 +5,7 @@
 //! A request of the autopilot may be on the way while its change ends: it is applied only for the change that has begun.
 
 use muster_messages::{
-    AUTOPILOT_HISTORY, AUTOPILOT_LEVEL, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause,
+    AUTOPILOT_HISTORY, AUTOPILOT_LEVEL, Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause,
     AutopilotPolicy, AutopilotStep, Drain, ManagerPreference, Principal, word,
 };
 
@@ -127,9 +127,12 @@ fn declared(policy: &AutopilotPolicy) -> String {
 
 /// Without a policy: no change.
 fn set_pause(tables: &mut Tables, stamp: &Stamp<'_>, pause: Option<AutopilotPause>) -> Result<(), CommandRefusal> {
-    let Some(policy) = tables.autopilot.policy.as_mut() else { return Ok(()) };
+    let Autopilot { policy: Some(policy), forgiven, last_number, .. } = &mut tables.autopilot else { return Ok(()) };
     if policy.paused.is_some() == pause.is_some() {
         return Ok(());
+    }
+    if policy.paused.as_ref().is_some_and(|old| old.gave_up) {
+        *forgiven = *last_number;
     }
     let text = |pause: &AutopilotPause| format!("autopilot paused: {}", pause.why);
     let (before, after) = (policy.paused.as_ref().map(text), pause.as_ref().map(text));

@@ -159,6 +159,20 @@ fn request_of_the_autopilot_needs_a_change_that_has_begun() {
     assert!(stale(&mut world, own(set(4, Role::Manager))).contains("no number of managers is declared"));
 }
 
+/// Of a pause of its own only: who pauses it by hand says nothing about what was replaced.
+#[test]
+fn resuming_forgives_the_changes_before_it() {
+    let mut world = world();
+    world.must(command([declare(3, 0)]));
+    world.must(own(begin(AutopilotAction::Promote, 4)));
+    world.must(own(end(1, AutopilotOutcome::Settled)));
+    for (gave_up, forgiven) in [(false, 0), (true, 1)] {
+        world.must(own(step(AutopilotStep::Pause { why: String::new(), gave_up })));
+        world.must(command([step(AutopilotStep::Resume)]));
+        assert_eq!(world.tables.autopilot.forgiven, forgiven);
+    }
+}
+
 #[test]
 fn records_of_a_node_are_deleted_with_it() {
     let mut world = world();
