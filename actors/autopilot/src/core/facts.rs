@@ -168,6 +168,7 @@ pub struct Facts {
     pub down: usize,
     /// This leader has led long enough for acknowledgements from every voter that answers.
     pub known: bool,
+    pub leads_since: Moment,
     pub now: Moment,
     pub wall: WallTime,
 }
@@ -256,6 +257,7 @@ impl Facts {
             nodes: tables.nodes.len(),
             down: sightings.down(),
             known: now.at.since(leads_since) >= 2 * config.election_timeout,
+            leads_since,
             now: now.at,
             wall: now.wall,
         }
@@ -276,6 +278,14 @@ impl Facts {
             *zones.entry(zone).or_default() += 1;
         }
         zones
+    }
+}
+
+/// Time since a change was recorded. Clocks of leaders differ: one that lies ahead was recorded before this term began.
+pub(super) fn age(at: WallTime, now: Now, leads_since: Moment) -> Duration {
+    match u64::try_from(now.wall.0.saturating_sub(at.0)) {
+        Ok(millis) => Duration::from_millis(millis),
+        Err(_) => now.at.since(leads_since),
     }
 }
 

@@ -346,13 +346,15 @@ impl Core {
         if desired == action.role() && is_there {
             return self.end(now, number, AutopilotOutcome::Settled, "", out);
         }
-        let age = u64::try_from(now.wall.0.saturating_sub(change.at.0)).unwrap_or(0);
-        let overdue = u128::from(age) >= self.config.settle_within.as_millis();
+        let overdue = self.is_overdue(now, change);
         if desired == action.role() {
             if overdue && action == AutopilotAction::Promote {
                 self.in_flight = Some(InFlight::TakingBack(number));
                 out.push(Effect::SetRole { node, role: Role::Worker });
             }
+        } else if overdue && action == AutopilotAction::Promote {
+            // Taken back, and the answer was lost; or it was never requested, which its node may be the reason for.
+            self.end(now, number, AutopilotOutcome::TakenBack, "the node did not become a manager in time", out);
         } else if self.accepted == Some(number) {
             // It was written, and is no longer so: by someone who leaves no trace, an operator of an older build.
             self.end(now, number, AutopilotOutcome::Dropped, "the node's role was changed meanwhile", out);
@@ -369,6 +371,12 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Clocks of leaders differ: this one has waited for as long itself.
+    fn is_overdue(&self, now: Now, change: &AutopilotChange) -> bool {
+        let (led, limit) = (now.at.since(self.leads_since.at), self.config.settle_within);
+        led >= limit && facts::age(change.at, now, self.leads_since.at) >= limit
     }
 
     /// AUTO-5, AUTO-8: why a demotion began may be over when it is requested, and another leader may have begun it.

@@ -14,7 +14,7 @@ use muster_messages::{
 };
 
 use super::candidates::{Candidate, candidates};
-use super::facts::{Facts, Seen, Voter, majority};
+use super::facts::{Facts, Now, Seen, Voter, age, majority};
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected, planned};
 
@@ -253,6 +253,16 @@ impl Planner<'_> {
         if voters <= declared || !self.policy.shrink {
             return None;
         }
+        // With a silent one it is not known yet which ones are surplus: it may be that one.
+        if let Some(silent) = self.facts.voters.iter().find(|voter| !voter.answers) {
+            let message = format!(
+                "{voters} managers, {declared} declared; surplus ones stay while {} does not answer",
+                silent.name
+            );
+            let (node, not_before) = (Some(silent.node), self.dead_at(silent));
+            let reason = AutopilotReason::MoreThanDeclared;
+            return Some(Decision::Wait(Wait { reason, node, not_before, message }));
+        }
         let zones = self.facts.zones();
         // Who was promoted by a person stays, and so does the leader while another one will do.
         let may_go = self.facts.voters.iter().filter(|voter| !voter.wanted_by_person && voter.answers);
@@ -360,7 +370,8 @@ impl Planner<'_> {
 
     /// Time since a change, by the clocks of the leaders that wrote and read it: it only ever limits a rate.
     fn since(&self, at: WallTime) -> Duration {
-        Duration::from_millis(u64::try_from(self.facts.wall.0.saturating_sub(at.0)).unwrap_or(0))
+        let Facts { now, wall, leads_since, .. } = *self.facts;
+        age(at, Now { at: now, wall }, leads_since)
     }
     fn moment_after(&self, at: WallTime, pause: Duration) -> Option<Moment> {
         let left = pause.checked_sub(self.since(at)).filter(|left| !left.is_zero())?;
@@ -402,12 +413,23 @@ impl Planner<'_> {
         ))
     }
 
+    /// When a change that has begun is overdue; if it is, when to look again.
+    fn due_at(&self, change: &AutopilotChange) -> Moment {
+        let Self { facts, config, .. } = *self;
+        let by_its_time = self.moment_after(change.at, config.settle_within);
+        let in_this_term = Some(facts.leads_since + config.settle_within).filter(|at| *at > facts.now);
+        by_its_time.into_iter().chain(in_this_term).max().unwrap_or(facts.now + config.retry)
+    }
+
     /// The earliest time at which time alone may change the plan.
     fn wake_at(&self, decision: &Decision) -> Option<Moment> {
-        if self.policy.paused.is_some() {
-            return None;
-        }
         let Self { facts, .. } = *self;
+        let settling = (!facts.known).then(|| facts.now + 2 * self.config.election_timeout);
+        let due = self.autopilot.outstanding().map(|change| self.due_at(change));
+        if self.policy.paused.is_some() {
+            // What has begun is finished.
+            return due.and_then(|due| Some(due).into_iter().chain(settling).min());
+        }
         let decided = match decision {
             Decision::Wait(wait) => wait.not_before,
             Decision::Act(_) | Decision::GiveUp(_) => Some(facts.now + self.config.retry),
@@ -415,10 +437,6 @@ impl Planner<'_> {
         let dead = facts.voters.iter().filter_map(|voter| self.dead_at(voter));
         let stable = self.candidates.iter().filter_map(|candidate| candidate.stable_at);
         let backoff = facts.workers.iter().filter_map(|worker| worker.backoff_until).map(|until| self.moment(until));
-        let settling = (!facts.known).then(|| facts.now + 2 * self.config.election_timeout);
-        let due = self.autopilot.outstanding().map(|change| {
-            self.moment_after(change.at, self.config.settle_within).unwrap_or(facts.now + self.config.retry)
-        });
         // Acknowledgements are no facts that wake it: while a voter is silent it looks again, and also while one is down and answers.
         let watched = |voter: &Voter| !voter.answers || matches!(voter.seen, Some(Seen::Down(_)));
         let silent = facts.voters.iter().any(watched).then(|| facts.now + self.config.retry);

@@ -66,7 +66,8 @@ fn facts(voters: Vec<Voter>, workers: Vec<Worker>) -> Facts {
     let down = voters.iter().filter(|voter| is_down(&voter.seen)).count()
         + workers.iter().filter(|worker| is_down(&worker.seen)).count();
     let nodes = voters.len() + workers.len();
-    Facts { voters, workers, unsettled: Vec::new(), nodes, down, known: true, now: NOW, wall: WALL }
+    let leads_since = ago(24 * 60 * MINUTE);
+    Facts { voters, workers, unsettled: Vec::new(), nodes, down, known: true, leads_since, now: NOW, wall: WALL }
 }
 fn decide(autopilot: &Autopilot, facts: &Facts) -> Decision {
     plan(autopilot, facts, &Config::default()).decision
@@ -219,6 +220,10 @@ fn surplus_managers_go_only_if_the_policy_shrinks() {
     let mut by_hand = late.clone();
     by_hand.voters[2].wanted_by_person = true;
     assert_ne!(act(&shrinks, &by_hand), (Demote, id(3)));
+    // One that is silent may be the one that is surplus.
+    let mut silent = five.clone();
+    silent.voters[1].answers = false;
+    assert_eq!(reason(&shrinks, &silent), AutopilotReason::MoreThanDeclared);
     let mut all_by_hand = five;
     all_by_hand.voters.iter_mut().for_each(|voter| voter.wanted_by_person = true);
     assert_eq!(reason(&shrinks, &all_by_hand), AutopilotReason::MoreThanDeclared);

@@ -107,20 +107,67 @@ fn surplus_of_an_operator_stays_even_if_the_policy_shrinks() {
     assert!(world.voters().contains(&id(4)) && world.voters().len() == 3, "{:?}", world.requests);
 }
 
-#[test]
-fn promotion_that_does_not_settle_is_taken_back() {
+/// Node 3 has died; node 4 is to take its place, and dies as soon as it is promoted.
+fn promotion_of_a_dead_worker() -> World {
     let mut world = three_of_five(|_| {});
     world.kill(id(3));
-    world.pass(Duration::from_secs(71));
-    // The spare dies as soon as it is promoted.
     while !world.requests.contains(&(id(4), Role::Manager)) {
         world.pass(Duration::from_secs(1));
     }
     world.kill(id(4));
+    world
+}
+
+#[test]
+fn promotion_that_does_not_settle_is_taken_back() {
+    let mut world = promotion_of_a_dead_worker();
     world.pass(7 * MINUTE);
     let outcomes: Vec<_> = world.tables.autopilot.changes.iter().map(|change| (change.node, change.outcome)).collect();
     assert!(outcomes.contains(&(id(4), AutopilotOutcome::TakenBack)), "{outcomes:?}");
     assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(5)]), "the next candidate: {:?}", world.requests);
+}
+
+/// The wall clocks of leaders differ by more than the time that a promotion has: it gets that time, and no more than that, from the one
+/// that has just begun.
+#[test]
+fn promotion_has_its_time_whatever_the_clock_of_a_new_leader() {
+    for hours in [1, -1] {
+        let mut world = promotion_of_a_dead_worker();
+        world.now.wall.0 += hours * 3_600_000;
+        world.elect();
+        world.pass(4 * MINUTE);
+        assert_eq!(world.outcome(), Some(AutopilotOutcome::Begun), "{hours} h: {:?}", world.requests);
+        world.pass(2 * MINUTE);
+        assert!(world.requests.contains(&(id(4), Role::Worker)), "{hours} h: {:?}", world.requests);
+    }
+}
+
+/// What has begun is finished while it is paused, although nothing else happens.
+#[test]
+fn promotion_is_taken_back_while_paused() {
+    let mut world = promotion_of_a_dead_worker();
+    world.pass(MINUTE);
+    world.operator(AutopilotStep::Pause { why: "moving racks".into(), gave_up: false });
+    world.pass(7 * MINUTE);
+    assert_eq!(world.outcome(), Some(AutopilotOutcome::TakenBack), "{:?}", world.requests);
+}
+
+/// The answer is lost, and the state shows it.
+#[test]
+fn promotion_taken_back_is_recorded_as_such() {
+    for restarts in [false, true] {
+        let mut world = promotion_of_a_dead_worker();
+        world.loses = true;
+        while world.loses {
+            world.pass(Duration::from_secs(1));
+        }
+        if restarts {
+            world.restart();
+        }
+        world.pass(MINUTE);
+        let of_4 = world.tables.autopilot.changes.iter().find(|change| change.node == id(4)).unwrap();
+        assert_eq!(of_4.outcome, AutopilotOutcome::TakenBack, "restarts: {restarts}");
+    }
 }
 
 /// A leader that has just begun counts from what it has seen itself, and remembers what was done.
