@@ -62,7 +62,7 @@ impl AutopilotRequests<'_> {
             }
             AutopilotRequest::Undrain { .. } => {
                 let node = Self::resolved(node)?;
-                self.drain(node, "drain ended", AutopilotStep::Undrain { node }).await
+                self.drain(node, "drain ended", AutopilotStep::Undrain { node, ends: None }).await
             }
             AutopilotRequest::Prefer { preference, .. } => {
                 let node = Self::resolved(node)?;

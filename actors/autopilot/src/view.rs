@@ -7,7 +7,7 @@ use muster_messages::{
     AutopilotPolicyView, AutopilotView, Moment, Name, NodeId, Tables, WallTime,
 };
 
-use crate::core::{Decision, Facts, Plan, Seen, majority};
+use crate::core::{Decision, Facts, Plan, Seen};
 
 pub(crate) fn view(tables: &Tables, policy: Option<&AutopilotPolicy>, facts: &Facts, plan: &Plan) -> AutopilotView {
     let (voters, answering) = (facts.voters.len(), facts.answering());
@@ -38,7 +38,8 @@ pub(crate) fn view(tables: &Tables, policy: Option<&AutopilotPolicy>, facts: &Fa
         policy: policy.map(AutopilotPolicyView::from),
         healthy: policy.is_some() && answering == declared && voters == declared,
         tolerance: facts.tolerance(),
-        optimistic_tolerance: if answering >= majority(voters) { facts.tolerance() + placed } else { 0 },
+        // Without one that may fail now, the first failure ends the quorum, and nothing is replaced.
+        optimistic_tolerance: if facts.tolerance() > 0 { facts.tolerance() + placed } else { 0 },
         voters,
         answering,
         zones: facts.zones().into_iter().map(|(zone, count)| (zone.to_owned(), count)).collect(),

@@ -229,8 +229,11 @@ pub enum AutopilotStep {
         node: NodeId,
         preference: ManagerPreference,
     },
-    /// The autopilot is about to request a role. Refused as stale without a policy, while paused, or while another change has begun.
+    /// The autopilot is about to request a role. Refused as stale without a policy, while paused, while another change has begun, and for
+    /// the promotion of a node that is drained or never to be manager.
     Begin {
+        /// The revision of the policy that it was decided by. Another one: stale.
+        policy: Revision,
         action: AutopilotAction,
         node: NodeId,
         replaces: Option<NodeId>,
@@ -251,5 +254,7 @@ pub enum AutopilotStep {
     /// The node is back, or its time is over. Not drained: no change.
     Undrain {
         node: NodeId,
+        /// Only a drain that ends then: one that was renewed meanwhile stays. `None`: whenever it ends.
+        ends: Option<WallTime>,
     },
 }

@@ -185,7 +185,7 @@ impl Policies {
                 world.totals.count("nodes drained");
                 AutopilotStep::Drain { node, until, replace }
             }
-            9 | 10 => AutopilotStep::Undrain { node },
+            9 | 10 => AutopilotStep::Undrain { node, ends: None },
             _ => AutopilotStep::Prefer { node, preference: ManagerPreference::Allow },
         };
         Self::propose(world, step);
@@ -200,7 +200,7 @@ impl Policies {
         Self::propose(world, AutopilotStep::Resume);
         for node in tables.nodes.keys().copied() {
             if tables.autopilot.drains.contains_key(&node) {
-                Self::propose(world, AutopilotStep::Undrain { node });
+                Self::propose(world, AutopilotStep::Undrain { node, ends: None });
             }
             if tables.autopilot.preference(node) != ManagerPreference::Prefer {
                 Self::propose(world, AutopilotStep::Prefer { node, preference: ManagerPreference::Prefer });
@@ -318,7 +318,7 @@ impl Policies {
         let outcome = match step {
             AutopilotStep::Begin { action, node, .. } => return Self::check_begin(world, idx, *action, *node),
             AutopilotStep::End { .. } | AutopilotStep::Pause { gave_up: true, .. } => Ok(()),
-            AutopilotStep::Undrain { node } => {
+            AutopilotStep::Undrain { node, .. } => {
                 // Wall clocks differ by a few seconds, and a term keeps the one of its first moment.
                 let over = world.today().plus(Duration::from_secs(8));
                 match tables.autopilot.drains.get(node).map(|drain| drain.until) {

@@ -76,6 +76,7 @@ fn excluded_for(
     match worker.doubt {
         Some(Doubt::Duplicate) => return never(Exclusion::Duplicate),
         Some(Doubt::CertificateFailed) => return never(Exclusion::CertificateFailed),
+        Some(Doubt::CertificateRevoked) => return never(Exclusion::CertificateRevoked),
         Some(Doubt::NoRelease) => return never(Exclusion::ReleaseUnknown),
         None => {}
     }

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::{
-    Drain, Liveness, Moment, NodeDoubts, NodeId, NodeRecord, RaftId, Release, Replica, Role, Triple, WallTime,
+    Autopilot, AutopilotAction, AutopilotOutcome, Drain, Liveness, Moment, NodeDoubts, NodeId, NodeRecord, RaftId,
+    Release, Replica, Role, Tables, Triple, WallTime,
 };
 
 use crate::Config;
@@ -108,6 +109,8 @@ pub struct Voter {
     pub never: bool,
     /// It is in maintenance.
     pub drain: Option<Maintenance>,
+    /// It is to be a worker, or is being removed: the role manager does that.
+    pub leaves: bool,
 }
 
 /// What a drain means for a manager.
@@ -144,6 +147,7 @@ pub struct Worker {
 pub enum Doubt {
     Duplicate,
     CertificateFailed,
+    CertificateRevoked,
     NoRelease,
 }
 
@@ -233,6 +237,7 @@ impl Facts {
                     wanted_by_person: requested == Some(Role::Manager),
                     never: preference == muster_messages::ManagerPreference::Never,
                     drain: drain.map(|drain| Maintenance { until: drain.until, replace: drain.replace }),
+                    leaves: record.desired_role == Role::Worker || record.removing.is_some(),
                 });
             } else if record.desired_role == Role::Worker && record.removing.is_none() && member.is_none() {
                 workers.push(Worker {
@@ -245,7 +250,7 @@ impl Facts {
                     preference,
                     demoted_by_person: requested == Some(Role::Worker),
                     backoff_until: backoff_until(autopilot, *id, config),
-                    doubt: doubt(record, doubts),
+                    doubt: doubt(tables, record, doubts),
                     drained: drain.is_some(),
                 });
             }
@@ -307,27 +312,34 @@ fn is_eligible(replica: &Replica, record: &NodeRecord) -> bool {
     policy.eligible.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-fn doubt(record: &NodeRecord, doubts: &NodeDoubts) -> Option<Doubt> {
+fn doubt(tables: &Tables, record: &NodeRecord, doubts: &NodeDoubts) -> Option<Doubt> {
     if doubts.duplicates.contains_key(&record.id) {
         return Some(Doubt::Duplicate);
     }
     if record.certificate_state() == muster_messages::CertificateState::Failed {
         return Some(Doubt::CertificateFailed);
     }
+    // Someone else may have its key: it is trusted again with the next certificate.
+    if tables.certificates.get(&record.id).is_some_and(|row| row.revoking) {
+        return Some(Doubt::CertificateRevoked);
+    }
     record.release.is_empty().then_some(Doubt::NoRelease)
 }
 
-/// One minute after the first promotion that was taken back, then twice as long each time, up to an hour.
-fn backoff_until(autopilot: &muster_messages::Autopilot, node: NodeId, config: &Config) -> Option<WallTime> {
-    use muster_messages::AutopilotOutcome;
-    let of_node = || autopilot.changes.iter().rev().filter(move |change| change.node == node);
-    let taken_back = of_node().take_while(|change| change.outcome != AutopilotOutcome::Settled);
-    let failed = taken_back.filter(|change| change.outcome == AutopilotOutcome::TakenBack).count();
-    let last = of_node().find(|change| change.outcome == AutopilotOutcome::TakenBack)?;
-    let doublings = u32::try_from(failed.checked_sub(1)?).unwrap_or(u32::MAX);
+/// One minute after the first promotion that was taken back or refused, then twice as long each time, up to an hour.
+fn backoff_until(autopilot: &Autopilot, node: NodeId, config: &Config) -> Option<WallTime> {
+    let of_node = autopilot.changes.iter().rev().filter(|change| change.node == node);
+    let since_settled = of_node.take_while(|change| change.outcome != AutopilotOutcome::Settled);
+    let failed: Vec<_> = since_settled
+        .filter(|change| change.action == AutopilotAction::Promote)
+        .filter(|change| matches!(change.outcome, AutopilotOutcome::TakenBack | AutopilotOutcome::Refused))
+        .collect();
+    let last = failed.first()?;
+    let doublings = u32::try_from(failed.len() - 1).unwrap_or(u32::MAX);
     let (first, longest) = config.backoff;
     let pause: Duration = first.saturating_mul(2u32.saturating_pow(doublings)).min(longest);
-    Some(last.at.plus(config.settle_within).plus(pause))
+    let took = if last.outcome == AutopilotOutcome::TakenBack { config.settle_within } else { Duration::ZERO };
+    Some(last.at.plus(took).plus(pause))
 }
 
 /// A release that cannot be read is older than every other one.

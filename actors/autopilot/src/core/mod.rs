@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use muster_messages::{
     AUTOPILOT_LEVEL, AutopilotAction, AutopilotActorView, AutopilotChange, AutopilotOutcome, AutopilotPolicy,
-    AutopilotStep, ErrorBody, Membership, Moment, NodeDoubts, NodeId, Replica, Role, Tables, WallTime,
+    AutopilotStep, ErrorBody, Membership, Moment, NodeDoubts, NodeId, Replica, Revision, Role, Tables, WallTime,
 };
 
 pub use self::candidates::Candidate;
@@ -97,6 +97,8 @@ pub struct Core {
     retry_at: Option<Moment>,
     /// Leadership is not offered again before.
     hand_over_at: Option<Moment>,
+    /// The last node that leadership was offered to.
+    offered_to: Option<NodeId>,
     /// The proposal in flight records a refusal.
     refused: bool,
     /// Of the last decision, so that a repeated one is not logged again.
@@ -120,6 +122,7 @@ impl Core {
             accepted: None,
             retry_at: None,
             hand_over_at: None,
+            offered_to: None,
             refused: false,
             decided: None,
             ended: BTreeMap::new(),
@@ -265,7 +268,8 @@ impl Core {
         }
         match plan.decision {
             Decision::Act(Act { action, node, replaces, why }) => {
-                self.propose(now, AutopilotStep::Begin { action, node, replaces, why }, out);
+                let policy = self.autopilot().policy.as_ref().map_or(Revision(0), |policy| policy.revision);
+                self.propose(now, AutopilotStep::Begin { policy, action, node, replaces, why }, out);
             }
             Decision::GiveUp(why) => self.propose(now, AutopilotStep::Pause { why, gave_up: true }, out),
             Decision::Wait(_) if is_injected(BugInjection::ResumeByItself) && self.is_paused() => {
@@ -285,9 +289,9 @@ impl Core {
         if drains.is_empty() || self.retry_at.is_some() {
             return None;
         }
-        if let Some((node, _)) = drains.iter().find(|(_, drain)| !facts::lasts(drain, now.wall)) {
-            let node = *node;
-            self.propose(now, AutopilotStep::Undrain { node }, out);
+        if let Some((node, drain)) = drains.iter().find(|(_, drain)| !facts::lasts(drain, now.wall)) {
+            let (node, ends) = (*node, drain.until);
+            self.propose(now, AutopilotStep::Undrain { node, ends }, out);
             return None;
         }
         let moment = |until: WallTime| {
@@ -302,11 +306,14 @@ impl Core {
             return ends.into_iter().chain(known_at).min();
         }
         self.hand_over_at = self.hand_over_at.filter(|at| now.at < *at);
-        let target = facts.voters.iter().find(|voter| voter.answers && voter.drain.is_none() && !voter.leads);
+        let may_lead = |voter: &&Voter| voter.answers && voter.drain.is_none() && !voter.leads && !voter.leaves;
+        let others = || facts.voters.iter().filter(may_lead).map(|voter| voter.node);
+        // One that did not take over is asked again after all others.
+        let target = others().find(|node| Some(*node) > self.offered_to).or_else(|| others().next());
         match (self.hand_over_at, target) {
-            (None, Some(target)) => {
-                self.in_flight = Some(InFlight::HandOver);
-                out.push(Effect::HandOver { to: target.node });
+            (None, Some(to)) => {
+                (self.in_flight, self.offered_to) = (Some(InFlight::HandOver), Some(to));
+                out.push(Effect::HandOver { to });
                 ends
             }
             (later, _) => ends.into_iter().chain(later.or(Some(now.at + self.config.retry))).min(),
@@ -450,6 +457,7 @@ pub fn is_same(a: &Tables, b: &Tables) -> bool {
                 && a.nodes.ptr_eq(&b.nodes)
                 && a.members.ptr_eq(&b.members)
                 && a.reported.ptr_eq(&b.reported)
+                && a.certificates.ptr_eq(&b.certificates)
         }
     }
 }

@@ -138,7 +138,8 @@ impl Planner<'_> {
     /// Rows 3, 4 and 9: a manager that is dead.
     fn replace(&self) -> Option<Decision> {
         let (voters, answering) = (self.facts.voters.len(), self.facts.answering());
-        let dead = self.facts.voters.iter().find(|voter| self.is_dead(voter))?;
+        // One that a person has demoted or removed leaves anyway.
+        let dead = self.facts.voters.iter().find(|voter| self.is_dead(voter) && !voter.leaves)?;
         let missing = self.declared().saturating_sub(voters);
         let surplus = voters.saturating_sub(self.declared());
         if self.placed() + surplus <= missing {
@@ -297,6 +298,9 @@ impl Planner<'_> {
                 "{voters} managers, {declared} declared; surplus ones stay (shrink=false, or operators promoted them)"
             );
             return wait(AutopilotReason::MoreThanDeclared, message);
+        }
+        if let Some(leaves) = self.facts.voters.iter().find(|voter| voter.leaves) {
+            return self.busy(leaves.node, format!("{} is becoming a worker", leaves.name));
         }
         let suspect = self
             .facts

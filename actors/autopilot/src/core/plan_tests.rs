@@ -34,6 +34,7 @@ fn voter(n: u8) -> Voter {
         zone: None,
         release: Triple::new(1, 0, 0),
         leads: n == 1,
+        leaves: false,
         wanted_by_person: false,
         never: false,
         drain: None,
@@ -183,6 +184,13 @@ fn manager_is_dead_only_when_down_and_silent_for_long_enough() {
     );
 }
 
+/// It leaves without the autopilot, as soon as the role manager can remove it.
+#[test]
+fn manager_that_leaves_is_not_replaced() {
+    let left = facts(vec![voter(1), voter(2), Voter { leaves: true, ..dead(3) }], vec![worker(4)]);
+    assert_eq!(reason(&declared(policy(3)), &left), AutopilotReason::Busy);
+}
+
 #[test]
 fn step_that_would_cost_the_quorum_is_not_taken() {
     // By hand there are four, two of them dead: three must answer of four, two of three.
@@ -274,6 +282,7 @@ fn every_exclusion_has_its_word() {
         (Worker { demoted_by_person: true, ..worker(4) }, Exclusion::DemotedByOperator),
         (Worker { doubt: Some(Doubt::Duplicate), ..worker(4) }, Exclusion::Duplicate),
         (Worker { doubt: Some(Doubt::CertificateFailed), ..worker(4) }, Exclusion::CertificateFailed),
+        (Worker { doubt: Some(Doubt::CertificateRevoked), ..worker(4) }, Exclusion::CertificateRevoked),
         (Worker { doubt: Some(Doubt::NoRelease), ..worker(4) }, Exclusion::ReleaseUnknown),
         (Worker { release: Triple::new(0, 9, 0), ..worker(4) }, Exclusion::OlderRelease),
         (Worker { backoff_until: Some(WallTime(WALL.0 + 1)), ..worker(4) }, Exclusion::Backoff),

@@ -70,12 +70,12 @@ fn history(declared: u8, events: Vec<Event>) {
                 let until = (secs > 0).then(|| world.now.wall.plus(Duration::from_secs(secs.into())));
                 world.operator(AutopilotStep::Drain { node: id(n), until, replace });
             }
-            Event::Undrain(n) => world.operator(AutopilotStep::Undrain { node: id(n) }),
+            Event::Undrain(n) => world.operator(AutopilotStep::Undrain { node: id(n), ends: None }),
             Event::Pass(seconds) => world.pass(Duration::from_secs(seconds.into())),
         }
     }
     (1..10).for_each(|n| world.revive(id(n)));
-    (1..10).for_each(|n| world.operator(AutopilotStep::Undrain { node: id(n) }));
+    (1..10).for_each(|n| world.operator(AutopilotStep::Undrain { node: id(n), ends: None }));
     // Persons' requests would keep nodes out: they are lifted.
     (1..10).for_each(|n| world.operator(AutopilotStep::Prefer { node: id(n), preference: ManagerPreference::Prefer }));
     for _ in 0..4 {

@@ -152,6 +152,16 @@ fn promotion_is_taken_back_while_paused() {
     assert_eq!(world.outcome(), Some(AutopilotOutcome::TakenBack), "{:?}", world.requests);
 }
 
+/// Its requests are refused: it is passed over for longer each time, and the next candidate is promoted.
+#[test]
+fn worker_whose_promotion_is_refused_is_passed_over() {
+    let mut world = three_of_five(|_| {});
+    world.refuses = Some((id(4), Role::Manager));
+    world.kill(id(3));
+    world.pass(10 * MINUTE);
+    assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(5)]), "{:?}", world.decided);
+}
+
 /// The answer is lost, and the state shows it.
 #[test]
 fn promotion_taken_back_is_recorded_as_such() {
@@ -312,7 +322,7 @@ fn drained_managers_are_restarted_one_by_one() {
         world.kill(id(n));
         world.pass(15 * MINUTE);
         world.revive(id(n));
-        world.operator(AutopilotStep::Undrain { node: id(n) });
+        world.operator(AutopilotStep::Undrain { node: id(n), ends: None });
         world.pass(MINUTE);
     }
     assert_eq!(world.requests, []);
@@ -334,12 +344,23 @@ fn drained_manager_gives_its_place_to_another_node() {
     assert_eq!(world.requests, roles.map(|(n, role)| (id(n), role)));
     assert_eq!(world.offers, [id(2)]);
     // They are back: candidates, and nothing moves.
-    world.operator(AutopilotStep::Undrain { node: id(1) });
+    world.operator(AutopilotStep::Undrain { node: id(1), ends: None });
     world.pass(60 * MINUTE);
     assert_eq!(world.requests.len(), 4);
     let (_, plan) = world.core.plan(world.now.at, None);
     let standing = |n| plan.candidates.iter().find(|candidate| candidate.node == id(n)).unwrap().standing;
     assert_eq!((standing(1), standing(3)), (Ok(1), Err(Exclusion::Drained)));
+}
+
+/// The first one does not take over: the next one is asked.
+#[test]
+fn leadership_is_offered_to_each_manager_in_turn() {
+    let mut world = World::new(4, 0);
+    world.pass(MINUTE);
+    world.loses = true;
+    world.operator(AutopilotStep::Drain { node: id(1), until: None, replace: false });
+    world.pass(2 * MINUTE);
+    assert_eq!((world.offers.as_slice(), world.leader), (&[id(2), id(3)][..], id(3)));
 }
 
 /// Test 34: the time runs out. Also without a declaration, where it changes no role.
@@ -425,7 +446,7 @@ fn end_of_a_drain_replaces_no_manager_at_once() {
         world.operator(AutopilotStep::Drain { node: id(n), until, replace: false });
         world.kill(id(n));
         world.pass(20 * MINUTE);
-        world.operator(AutopilotStep::Undrain { node: id(n) });
+        world.operator(AutopilotStep::Undrain { node: id(n), ends: None });
         world.pass(Duration::from_secs(5));
         world.revive(id(n));
         world.pass(MINUTE);

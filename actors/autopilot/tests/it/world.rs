@@ -33,6 +33,8 @@ pub struct World {
     pub loses: bool,
     /// Whether the next request is lost before the role manager has it.
     pub loses_request: bool,
+    /// What the role manager refuses.
+    pub refuses: Option<(NodeId, Role)>,
     /// Every request of the autopilot.
     pub requests: Vec<(NodeId, Role)>,
     pub decided: Vec<String>,
@@ -84,6 +86,7 @@ impl World {
             effects: Vec::new(),
             loses: false,
             loses_request: false,
+            refuses: None,
             requests: Vec::new(),
             decided: Vec::new(),
             lost_quorum: false,
@@ -360,6 +363,10 @@ impl World {
                         self.answer(Input::Requested(Err(ErrorBody::unknown_outcome("the request is lost"))));
                         continue;
                     }
+                    if self.refuses == Some((node, role)) {
+                        self.answer(Input::Requested(Err(ErrorBody::new(ErrorCode::Conflict, "refused"))));
+                        continue;
+                    }
                     let lost = std::mem::take(&mut self.loses);
                     self.requests.push((node, role));
                     let done = self.set_role(&Principal::Cluster, node, role);
@@ -411,7 +418,7 @@ impl World {
                 assert_eq!(autopilot.outstanding().map(|change| change.number), Some(*number), "AUTO-2");
             }
             AutopilotStep::Pause { gave_up: true, .. } => {}
-            AutopilotStep::Undrain { node } => {
+            AutopilotStep::Undrain { node, .. } => {
                 let until = autopilot.drains.get(node).and_then(|drain| drain.until);
                 assert!(until.is_some_and(|until| until <= self.now.wall), "AUTO-2: the drain of {node} is not over");
             }

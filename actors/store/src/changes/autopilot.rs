@@ -35,15 +35,27 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
         }
         AutopilotStep::Resume => set_pause(tables, stamp, None),
         AutopilotStep::Prefer { node: id, preference } => prefer(tables, stamp, *id, *preference),
-        AutopilotStep::Begin { action, node: id, replaces, why } => {
+        AutopilotStep::Begin { policy: decided_by, action, node: id, replaces, why } => {
             let policy = tables.autopilot.policy.as_ref().ok_or_else(|| stale("no number of managers is declared"))?;
             if policy.paused.is_some() {
                 return Err(stale("the autopilot is paused"));
+            }
+            if policy.revision != *decided_by {
+                return Err(stale("another number of managers was declared meanwhile"));
             }
             if let Some(change) = tables.autopilot.outstanding().filter(|_| !injected(BugInjection::BeginTwice)) {
                 return Err(stale(format!("change {} of the autopilot has not ended", change.number)));
             }
             not_leaving(node(tables, *id)?)?;
+            let drain = tables.autopilot.drains.get(id);
+            if *action == AutopilotAction::Promote {
+                if drain.is_some_and(|drain| drain.until.is_none_or(|until| stamp.wall < until)) {
+                    return Err(stale("the node is drained"));
+                }
+                if tables.autopilot.preference(*id) == ManagerPreference::Never {
+                    return Err(stale("the node is never to be manager by itself"));
+                }
+            }
             // AUTO-6, also for a request that was written while this was on the way.
             let stands = tables.autopilot.requested.get(id) == Some(&Role::Worker);
             let preferred = tables.autopilot.preference(*id) == ManagerPreference::Prefer;
@@ -65,7 +77,11 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
                 why: bounded(why),
             }));
             while autopilot.changes.len() > AUTOPILOT_HISTORY {
-                autopilot.changes.pop_front();
+                // What changed nothing goes first: the limits on the rate follow from the others.
+                let changed_nothing =
+                    |outcome| matches!(outcome, AutopilotOutcome::Refused | AutopilotOutcome::Dropped);
+                let at = autopilot.changes.iter().position(|change| changed_nothing(change.outcome));
+                autopilot.changes.remove(at.unwrap_or(0));
             }
             Ok(())
         }
@@ -87,7 +103,11 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
             tables.autopilot.drains.insert(*id, Arc::new(drain));
             Ok(())
         }
-        AutopilotStep::Undrain { node: id } => {
+        AutopilotStep::Undrain { node: id, ends } => {
+            let drain = tables.autopilot.drains.get(id);
+            if drain.is_some_and(|drain| ends.is_some() && drain.until != *ends) {
+                return Ok(());
+            }
             if tables.autopilot.drains.remove(id).is_some() {
                 stamp.log(tables, EventKind::Node, Some(*id), Some("drained".to_owned()), None);
             }

@@ -13,8 +13,14 @@ fn declare(managers: u8, generation: u64) -> Change {
     step(AutopilotStep::Declare(Box::new(policy)))
 }
 
-fn begin(action: AutopilotAction, n: u8) -> Change {
-    step(AutopilotStep::Begin { action, node: id(n), replaces: None, why: "3 of 5".to_owned() })
+fn begin(world: &World, action: AutopilotAction, n: u8) -> Change {
+    let policy = world.tables.autopilot.policy.as_ref().map_or(Revision(0), |policy| policy.revision);
+    step(AutopilotStep::Begin { policy, action, node: id(n), replaces: None, why: "3 of 5".to_owned() })
+}
+/// Why it may not begin.
+fn stale_begin(world: &mut World, action: AutopilotAction, n: u8) -> String {
+    let begins = own(begin(world, action, n));
+    stale(world, begins)
 }
 
 fn end(number: u64, outcome: AutopilotOutcome) -> Change {
@@ -83,10 +89,10 @@ fn declaration_needs_its_feature_level() {
 fn one_change_of_the_autopilot_at_a_time() {
     use AutopilotAction::{Demote, Promote};
     let mut world = world();
-    assert!(stale(&mut world, own(begin(Promote, 4))).contains("no number of managers is declared"));
+    assert!(stale_begin(&mut world, Promote, 4).contains("no number of managers is declared"));
     world.must(command([declare(5, 0)]));
-    world.must(own(begin(Promote, 4)));
-    assert!(stale(&mut world, own(begin(Demote, 2))).contains("change 1 of the autopilot has not ended"));
+    world.must(own(begin(&world, Promote, 4)));
+    assert!(stale_begin(&mut world, Demote, 2).contains("change 1 of the autopilot has not ended"));
     world.must(own(end(7, AutopilotOutcome::Settled)));
     assert!(world.tables.autopilot.outstanding().is_some(), "another number than that of the change");
     world.must(own(end(1, AutopilotOutcome::TakenBack)));
@@ -96,7 +102,7 @@ fn one_change_of_the_autopilot_at_a_time() {
     assert!(texts.contains(&"autopilot: promote: 3 of 5".to_owned()), "{texts:?}");
     assert!(texts.contains(&"autopilot: taken_back: 3 of 5; over".to_owned()), "{texts:?}");
     world.must(command([step(AutopilotStep::Pause { why: String::new(), gave_up: false })]));
-    assert!(stale(&mut world, own(begin(Promote, 4))).contains("paused"));
+    assert!(stale_begin(&mut world, Promote, 4).contains("paused"));
 }
 
 #[test]
@@ -104,11 +110,25 @@ fn sixteen_changes_are_remembered() {
     let mut world = world();
     world.must(command([declare(5, 0)]));
     for number in 1..=40 {
-        world.must(own(begin(AutopilotAction::Promote, 4)));
+        world.must(own(begin(&world, AutopilotAction::Promote, 4)));
         world.must(own(end(number, AutopilotOutcome::Refused)));
     }
     let numbers: Vec<u64> = world.tables.autopilot.changes.iter().map(|change| change.number).collect();
     assert_eq!(numbers, (25..=40).collect::<Vec<u64>>());
+}
+
+/// Refused ones do not make those be forgotten that changed something.
+#[test]
+fn changes_that_took_effect_are_remembered_longest() {
+    let mut world = world();
+    world.must(command([declare(5, 0)]));
+    for number in 1..=40 {
+        let outcome = if number <= 2 { AutopilotOutcome::Settled } else { AutopilotOutcome::Dropped };
+        world.must(own(begin(&world, AutopilotAction::Promote, 4)));
+        world.must(own(end(number, outcome)));
+    }
+    let numbers: Vec<u64> = world.tables.autopilot.changes.iter().map(|change| change.number).collect();
+    assert_eq!(numbers, [1, 2].into_iter().chain(27..=40).collect::<Vec<u64>>());
 }
 
 /// AUTO-6.
@@ -121,18 +141,18 @@ fn request_of_a_person_is_remembered_and_stands() {
     assert!(world.tables.autopilot.requested.is_empty(), "nothing is declared");
     world.must(command([set(2, Role::Manager)]));
     world.must(command([declare(3, 0)]));
-    world.must(own(begin(Demote, 3)));
+    world.must(own(begin(&world, Demote, 3)));
     world.must(own(set(3, Role::Worker)));
     world.must(own(end(1, AutopilotOutcome::Settled)));
     assert!(world.tables.autopilot.requested.is_empty(), "the cluster itself is no person");
     world.must(command([set(2, Role::Worker)]));
     // Decided before, applied after it: a demotion would undo nothing, and yet the request would be forgotten.
     for action in [Promote, Demote] {
-        assert!(stale(&mut world, own(begin(action, 2))).contains("an operator has requested"));
+        assert!(stale_begin(&mut world, action, 2).contains("an operator has requested"));
     }
     let prefer = AutopilotStep::Prefer { node: id(2), preference: ManagerPreference::Prefer };
     world.must(command([step(prefer)]));
-    world.must(own(begin(Promote, 2)));
+    world.must(own(begin(&world, Promote, 2)));
     assert!(world.tables.autopilot.requested.is_empty(), "lifted by the preference");
 }
 
@@ -145,14 +165,14 @@ fn request_of_the_autopilot_needs_a_change_that_has_begun() {
     assert!(stale(&mut world, own(set(3, Role::Worker))).contains("no number of managers is declared"));
     world.must(command([declare(3, 0)]));
     assert!(stale(&mut world, own(set(3, Role::Worker))).contains("has begun no such change"));
-    world.must(own(begin(Demote, 3)));
+    world.must(own(begin(&world, Demote, 3)));
     assert!(stale(&mut world, own(set(2, Role::Worker))).contains("has begun no such change"), "of another node");
     assert!(stale(&mut world, own(set(3, Role::Manager))).contains("has begun no such change"), "another role");
     // The role that it has already: it stays by this person's wish.
     world.must(command([set(3, Role::Manager)]));
     assert!(stale(&mut world, own(set(3, Role::Worker))).contains("an operator has requested"));
     world.must(own(end(1, AutopilotOutcome::Dropped)));
-    world.must(own(begin(Promote, 4)));
+    world.must(own(begin(&world, Promote, 4)));
     world.must(own(set(4, Role::Manager)));
     world.must(own(set(4, Role::Worker)));
     world.must(command([step(AutopilotStep::Withdraw)]));
@@ -164,7 +184,7 @@ fn request_of_the_autopilot_needs_a_change_that_has_begun() {
 fn resuming_forgives_the_changes_before_it() {
     let mut world = world();
     world.must(command([declare(3, 0)]));
-    world.must(own(begin(AutopilotAction::Promote, 4)));
+    world.must(own(begin(&world, AutopilotAction::Promote, 4)));
     world.must(own(end(1, AutopilotOutcome::Settled)));
     for (gave_up, forgiven) in [(false, 0), (true, 1)] {
         world.must(own(step(AutopilotStep::Pause { why: String::new(), gave_up })));
@@ -194,11 +214,45 @@ fn drain_is_recorded_until_it_ends() {
     world.must(command([step(AutopilotStep::Drain { node: id(2), until, replace: false })]));
     let drain = world.tables.autopilot.drains.get(&id(2)).unwrap().clone();
     assert_eq!((&drain.by, drain.until, drain.replace), (&Principal::Operator, until, false));
-    world.must(own(step(AutopilotStep::Undrain { node: id(2) })));
-    world.must(own(step(AutopilotStep::Undrain { node: id(2) })));
+    world.must(own(step(AutopilotStep::Undrain { node: id(2), ends: None })));
+    world.must(own(step(AutopilotStep::Undrain { node: id(2), ends: None })));
     assert!(world.tables.autopilot.drains.is_empty());
     let texts = world.tables.events.iter().filter(|event| event.after.as_deref() == Some("drained")).count();
     assert_eq!(texts, 1);
+}
+
+/// Its time was over when the autopilot decided, and it was drained again before that was applied.
+#[test]
+fn renewed_drain_stays() {
+    let mut world = world();
+    let until = |hours| Some(WallTime(T0.0 + hours * HOUR));
+    for hours in [1, 2] {
+        let drain = AutopilotStep::Drain { node: id(2), until: until(hours), replace: false };
+        world.must(command([step(drain)]));
+    }
+    for (ends, drained) in [(until(1), true), (until(2), false)] {
+        world.must(own(step(AutopilotStep::Undrain { node: id(2), ends })));
+        assert_eq!(world.tables.autopilot.drains.contains_key(&id(2)), drained);
+    }
+}
+
+/// Decided by a state that is over.
+#[test]
+fn change_begins_only_as_it_was_decided() {
+    use AutopilotAction::{Demote, Promote};
+    let mut world = world();
+    world.must(command([declare(3, 0)]));
+    let decided = begin(&world, Promote, 4);
+    world.must(command([declare(5, 1)]));
+    assert!(stale(&mut world, own(decided)).contains("another number of managers was declared"));
+    let drain = |node, until| step(AutopilotStep::Drain { node, until, replace: true });
+    world.must(command([drain(id(4), None)]));
+    assert!(stale_begin(&mut world, Promote, 4).contains("drained"));
+    world.must(command([drain(id(4), Some(T0))]));
+    world.must(command([step(AutopilotStep::Prefer { node: id(4), preference: ManagerPreference::Never })]));
+    assert!(stale_begin(&mut world, Promote, 4).contains("never"), "the drain is over");
+    world.must(command([drain(id(2), None)]));
+    world.must(own(begin(&world, Demote, 2)));
 }
 
 /// One manager and many dead ones are the normal picture after a recovery: an operator knows which ones return.
@@ -207,7 +261,7 @@ fn recovery_pauses_the_autopilot() {
     use muster_store::recovery::{Recovery, next_incarnation, recover};
     let mut world = world();
     world.must(command([declare(3, 0)]));
-    world.must(own(begin(AutopilotAction::Promote, 4)));
+    world.must(own(begin(&world, AutopilotAction::Promote, 4)));
     let at = WallTime(T0.0 + HOUR);
     let incarnation = next_incarnation(world.tables.cluster.as_ref().unwrap(), at);
     let (addr, reason) = ("10.0.0.1:4400".to_owned(), "a test".to_owned());

@@ -62,6 +62,8 @@ words! {
         /// Two processes use its identity.
         Duplicate => "duplicate",
         CertificateFailed => "certificate_failed",
+        /// Its certificate is revoked, and the node has not shown the next one.
+        CertificateRevoked => "certificate_revoked",
         /// It has not reported a release.
         ReleaseUnknown => "release_unknown",
     }
