@@ -10,7 +10,7 @@ use muster_messages::{
     Term, WallTime, millis,
 };
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::info;
 
 use crate::Config;
@@ -24,6 +24,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 const ROLE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The Raft member gives up a transfer long before.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The most often that it looks at a state which may have changed. A decision waits for seconds at least.
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What the actor reads and asks.
 #[derive(Clone)]
@@ -40,8 +43,10 @@ pub struct Ports {
 pub enum Msg {
     #[strum(transparent)]
     Protocol(AutopilotMsg),
-    /// The replica or the doubts have changed in what it decides by.
-    Changed,
+    /// The replica has changed.
+    ReplicaChanged,
+    /// The doubts have changed.
+    DoubtsChanged,
     /// Its proposal has ended.
     Proposed(bool),
     /// The role manager has answered.
@@ -63,21 +68,18 @@ pub struct AutopilotShell {
     ports: Ports,
     term: Term,
     alarm: Alarm,
-}
-
-/// Compared as far as a decision depends on it.
-struct Watched(Tables);
-
-impl PartialEq for Watched {
-    fn eq(&self, other: &Self) -> bool {
-        is_same(&self.0, &other.0)
-    }
+    /// The tables that the core was shown last.
+    shown: Option<Tables>,
+    observed: Arc<Notify>,
+    doubted: Arc<Notify>,
 }
 
 impl AutopilotShell {
     /// `leads_since`: both clocks when this term of leadership began, the same for all incarnations: a restart is not a new leader.
     pub fn new(config: Config, term: Term, leads_since: Now, ports: Ports) -> Self {
-        Self { core: Core::new(config, leads_since), ports, term, alarm: Alarm::default() }
+        let core = Core::new(config, leads_since);
+        let (observed, doubted) = (Arc::default(), Arc::default());
+        Self { core, ports, term, alarm: Alarm::default(), shown: None, observed, doubted }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
@@ -92,7 +94,18 @@ impl AutopilotShell {
     fn refresh(&mut self, cx: &Cx<Msg>) {
         let replica = Arc::clone(&self.ports.replica.borrow_and_update());
         let doubts = Arc::clone(&self.ports.doubts.borrow_and_update());
+        self.shown = Some(replica.tables.clone());
         self.step(cx, Input::State { replica, doubts });
+    }
+
+    /// Whether the newest state differs in what a decision depends on from the one that was shown.
+    fn is_news(&self) -> bool {
+        let replica = self.replica();
+        self.shown.as_ref().is_none_or(|shown| !is_same(shown, &replica.tables))
+    }
+    /// Not borrowed for longer than that: the Raft member waits to publish the next one.
+    fn replica(&self) -> Arc<Replica> {
+        Arc::clone(&self.ports.replica.borrow())
     }
 
     fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) {
@@ -148,9 +161,10 @@ impl Shell for AutopilotShell {
     const KIND: &'static str = "Autopilot";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        cx.on_change_of(self.ports.replica.clone(), |replica| Watched(replica.tables.clone()), || Msg::Changed);
-        cx.on_change(self.ports.doubts.clone(), || Msg::Changed);
         self.refresh(cx);
+        let Ports { replica, doubts, .. } = self.ports.clone();
+        cx.on_change_taken(replica, &self.observed, OBSERVE_INTERVAL, || Msg::ReplicaChanged);
+        cx.on_change_taken(doubts, &self.doubted, OBSERVE_INTERVAL, || Msg::DoubtsChanged);
         Ok(())
     }
 
@@ -159,11 +173,20 @@ impl Shell for AutopilotShell {
             Msg::Protocol(AutopilotMsg::State { policy, reply }) => {
                 self.refresh(cx);
                 let (facts, plan) = self.core.plan(cx.now(), policy.as_deref().cloned());
-                let replica = self.ports.replica.borrow();
+                let replica = self.replica();
                 let policy = policy.as_deref().or(replica.tables.autopilot.policy.as_deref());
                 let _gone = reply.send(Ok(view(&replica.tables, policy, &facts, &plan))).is_ok();
             }
-            Msg::Changed => self.refresh(cx),
+            Msg::ReplicaChanged => {
+                self.observed.notify_one();
+                if self.is_news() {
+                    self.refresh(cx);
+                }
+            }
+            Msg::DoubtsChanged => {
+                self.doubted.notify_one();
+                self.refresh(cx);
+            }
             Msg::Proposed(applied) => {
                 // What was applied is in the replica before the answer.
                 self.refresh(cx);
@@ -183,7 +206,7 @@ impl Shell for AutopilotShell {
     }
 
     fn view(&self) -> Value {
-        let replica = self.ports.replica.borrow();
+        let replica = self.replica();
         serde_json::to_value(self.core.view(Clock.now(), &replica)).unwrap_or_default()
     }
 }
