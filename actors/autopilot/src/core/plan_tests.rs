@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use muster_messages::{
     Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause, AutopilotPolicy, AutopilotReason,
-    Exclusion, ManagerPreference, Moment, NodeId, Principal, Role, Triple, WallTime,
+    Exclusion, ManagerPreference, Moment, NodeId, Principal, Role, Tables, Triple, WallTime,
 };
 
 use super::*;
@@ -321,6 +321,19 @@ fn candidates_have_one_order() {
     let expected: Vec<NodeId> = [7, 6, 5, 4, 3].map(id).into();
     assert_eq!(order(workers.clone()), expected);
     assert_eq!(order(workers.into_iter().rev().collect()), expected);
+}
+
+/// The number that may fail one after the other, if each is replaced in time: none, if the first one would end the quorum.
+#[test]
+fn nothing_can_be_replaced_where_no_manager_may_fail() {
+    let tolerances = |facts: &Facts| {
+        let plan = plan(&declared(policy(3)), facts, &Config::default());
+        let view = crate::view::view(&Tables::default(), Some(&policy(3)), facts, &plan);
+        (view.tolerance, view.optimistic_tolerance)
+    };
+    let workers = vec![worker(4), worker(5)];
+    assert_eq!(tolerances(&facts(vec![voter(1), voter(2), voter(3)], workers.clone())), (1, 3));
+    assert_eq!(tolerances(&facts(vec![voter(1), voter(2), down(3, MINUTE)], workers)), (0, 0));
 }
 
 /// For a while: it keeps its membership, and does not count as down before its time is over. For good: another node comes first, then it

@@ -152,6 +152,19 @@ fn promotion_is_taken_back_while_paused() {
     assert_eq!(world.outcome(), Some(AutopilotOutcome::TakenBack), "{:?}", world.requests);
 }
 
+/// Someone else may have its key, until it shows the next certificate.
+#[test]
+fn worker_with_a_revoked_certificate_is_passed_over() {
+    let mut world = three_of_five(|_| {});
+    world.pass(MINUTE);
+    let row = NodeCertificates { revoking: true, ..NodeCertificates::default() };
+    world.tables.certificates.insert(id(4), std::sync::Arc::new(row));
+    world.observe();
+    let (_, plan) = world.core.plan(world.now.at, None);
+    let standing = |n| plan.candidates.iter().find(|candidate| candidate.node == id(n)).unwrap().standing;
+    assert_eq!((standing(4), standing(5)), (Err(Exclusion::CertificateRevoked), Ok(1)));
+}
+
 /// Its requests are refused: it is passed over for longer each time, and the next candidate is promoted.
 #[test]
 fn worker_whose_promotion_is_refused_is_passed_over() {
