@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::api::http;
 use crate::chaos::vitals::snapshot;
-use crate::harness::{World, eventually_so};
+use crate::harness::{WAIT_LIMIT, World, eventually_so};
 
 /// A client that keeps its place: events without an id are of a revision that is not complete yet.
 struct Follower {
@@ -151,13 +151,16 @@ async fn opened(client: &mut Client, since: u64) -> hyper::Response<Incoming> {
 /// Reads until an event with this text. `None`: the stream has ended, as it does when its manager is too busy to answer within a read's
 /// time; a client comes back with its place.
 async fn event(mut stream: hyper::Response<Incoming>, text: String) -> Option<hyper::Response<Incoming>> {
-    loop {
-        let frame = stream.frame().await?.expect("it is read");
-        let data = frame.into_data().unwrap_or_default();
-        if String::from_utf8_lossy(&data).contains(&text) {
-            return Some(stream);
+    // Flow control may cut an event in two frames.
+    let mut read = String::new();
+    let told = async {
+        while !read.contains(&text) {
+            let frame = stream.frame().await?.expect("it is read");
+            read.push_str(&String::from_utf8_lossy(&frame.into_data().unwrap_or_default()));
         }
-    }
+        Some(())
+    };
+    tokio::time::timeout(WAIT_LIMIT, told).await.expect("a stream that goes on has the event").map(|()| stream)
 }
 
 /// A18. What each costs is printed (docs/performance.md).
