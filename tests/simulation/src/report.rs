@@ -170,7 +170,7 @@ pub const AUTOLOCK_MUST_SEE: [&str; 18] = [
 ];
 
 /// Events that a full run of gates must contain.
-pub const GATES_MUST_SEE: [&str; 31] = [
+pub const GATES_MUST_SEE: [&str; 33] = [
     "actions begun",
     "admissions",
     "admissions refused by a gate",
@@ -193,6 +193,7 @@ pub const GATES_MUST_SEE: [&str; 31] = [
     "operator: replaced a definition",
     "operator: deleted a gate",
     "operator: deleted an object",
+    "operator: deleted a reconciler",
     "operator: drained",
     "operator: finalized",
     "operator: forced a floor",
@@ -200,6 +201,7 @@ pub const GATES_MUST_SEE: [&str; 31] = [
     "operator: repaired a gate",
     "operator: retried",
     "runner leases lost",
+    "steps of chains recorded",
     "steps refused because of blockers",
     "stale steps",
 ];
