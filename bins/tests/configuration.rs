@@ -123,6 +123,16 @@ fn the_token_is_not_printed() {
     assert!(help.contains("MUSTER_TOKEN") && !help.contains("secret"), "{help}");
 }
 
+/// Also where a variable has the same value.
+#[test]
+fn token_of_the_command_line_counts_as_flag() {
+    let given = ["--data-dir", "/d", "--token", "MSTR-1-a-b", "--token-file", "/e/token", "--print-config"];
+    let env = [("MUSTER_TOKEN", "MSTR-1-a-b"), ("MUSTER_TOKEN_FILE", "/e/token")];
+    let refused = musterd(&given, &env).stderr;
+    assert!(refused.contains("--token and --token-file: give one of them"), "{refused}");
+    assert!(musterd(&["--data-dir", "/d", "--print-config"], &env).stderr.is_empty(), "variables");
+}
+
 #[test]
 fn mistakes_end_with_status_2_and_a_sentence() {
     let dir = tempfile::tempdir().unwrap();

@@ -92,8 +92,8 @@ fn two_applications_walk_runs_as_written() {
         "the node's own",
         "customers by 1.0.0",
         "orders by 1.1.0",
-        "step customers has run by the definition of 1.0.0",
-        "another content under its name",
+        "step customers ran with the definition of 1.0.0",
+        "different content under that name",
         "exit 6",
     ] {
         assert!(said.contains(line), "{line}\n{said}");

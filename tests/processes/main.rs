@@ -40,7 +40,6 @@ mod requests;
 mod restarts;
 mod roles;
 mod rotation;
-mod rotation_load;
 mod scrape;
 mod sealed_backup;
 mod sealed_disk;

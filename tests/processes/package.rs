@@ -19,7 +19,8 @@ fn run(command: &mut Command) -> String {
 
 /// Whether a line of a script starts a daemon. Texts and comments speak of it.
 fn starts(line: &&str) -> bool {
-    line.contains("start") && !line.contains("echo") && !line.trim_start().starts_with('#')
+    let command = line.trim_start();
+    command.contains("start") && !command.starts_with("echo ") && !command.starts_with('#')
 }
 
 fn is_installed(program: &str) -> bool {

@@ -112,7 +112,7 @@ fn command_gets_directory_limits_and_environment_of_files() {
     assert!(!why.contains("green"), "{why}");
     apply(&world, "true", "process = { directory = \"/nowhere/at/all\" }");
     failure(&world, "the working directory /nowhere/at/all");
-    // A file that the node's configuration does not list, and a user likewise: the node is no candidate.
+    // A file that the node's configuration does not list, and a user likewise: the node is not a candidate.
     let unlisted = env_file(&world, "unlisted.env", "A=1\n", 0o600);
     for process in [format!("process = {{ env_files = [{unlisted:?}] }}"), "process = { user = \"daemon\" }".to_owned()]
     {

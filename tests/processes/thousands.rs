@@ -90,6 +90,7 @@ impl Browser {
     /// Opens a page; returns its stream at its first whole view with this text, and the greatest view.
     fn open(&self, page: &str, text: &str) -> (BufReader<TcpStream>, usize) {
         let mut stream = TcpStream::connect(format!("127.0.0.1:{}", self.port)).expect("it listens");
+        stream.set_read_timeout(Some(PAINTED)).expect("a duration");
         let Self { port, secrets } = self;
         write!(stream, "GET /stream{page} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{secrets}\r\n").expect("it reads");
         let begun = Instant::now();
@@ -108,6 +109,7 @@ impl Browser {
 
 /// Keeps a page open until the dashboard ends.
 fn reader(mut open: BufReader<TcpStream>) -> JoinHandle<u64> {
+    open.get_ref().set_read_timeout(None).expect("none is legal");
     std::thread::spawn(move || std::io::copy(&mut open, &mut std::io::sink()).unwrap_or(0))
 }
 

@@ -55,6 +55,8 @@ pub struct ApiPorts {
     pub metrics: RenderMetrics,
     /// Which workloads the process with this pid is, as JSON. `None`: this daemon serves no workloads. Blocks.
     pub explain_workloads: Option<ExplainWorkloads>,
+    /// For how long this node signs nodes' certificates while it leads.
+    pub certificate_lifetime: Option<Duration>,
     /// `None`: this process runs no commands.
     pub run_logs: Option<Arc<dyn RunLogSource>>,
     /// `Some`: this process waits for its unlock key, and answers only what concerns that.
@@ -195,6 +197,7 @@ impl ManagerPorts {
             peers: (self.peers)(),
             doubts: if leading { self.leader.doubts.borrow().clone() } else { Arc::default() },
             stale: None,
+            certificate_lifetime: None,
         }
     }
 }

@@ -93,7 +93,8 @@ impl Reads<'_> {
 
     fn render(&self, replica: &Replica, stale: Option<WallTime>) -> Result<String, ErrorBody> {
         let Work { service, manager, asked } = self.work;
-        let source = core::Source { stale, ..manager.source(replica) };
+        let certificate_lifetime = service.ports.certificate_lifetime;
+        let source = core::Source { stale, certificate_lifetime, ..manager.source(replica) };
         if let Some((of, page)) = asked.request.list() {
             return core::list(&source, of, page);
         }

@@ -265,7 +265,7 @@ impl ReconcilerRequests<'_> {
                 let node = if let Principal::Node(id) = *caller { id } else { progress.node };
                 ReconcilerChange::Progress(Box::new(Progress { node, ..progress.clone() }))
             }
-            R::StepDone { name, release, digest, term, step } => {
+            R::StepDone { name, release, digest, defined, term, step } => {
                 check_run_name(name, digest)?;
                 if step.len() > MAX_STEP_NAME_BYTES {
                     return Err(ErrorBody::invalid(format!(
@@ -274,8 +274,8 @@ impl ReconcilerRequests<'_> {
                 }
                 on_behalf::for_runner(&known.tables, caller, name, *term)?;
                 let (reconciler, release, digest) = (name_of(name), *release, digest.clone());
-                let (term, step) = (*term, step.clone());
-                let change = ReconcilerChange::StepDone { reconciler, release, digest, term, step };
+                let (defined, term, step) = (*defined, *term, step.clone());
+                let change = ReconcilerChange::StepDone { reconciler, release, digest, defined, term, step };
                 let replica = self.change(change).await?;
                 return Ok(json!({"revision": replica.tables.revision}).to_string());
             }
@@ -285,7 +285,7 @@ impl ReconcilerRequests<'_> {
                     return Err(ErrorBody::invalid(fault));
                 }
                 let node = if let Principal::Node(id) = *caller { id } else { record.node };
-                ReconcilerChange::RecordRun(Box::new(RunRecord { node, ..(**record).clone() }.kept()))
+                ReconcilerChange::RecordRun(Box::new(RunRecord { node, ..(**record).clone() }.truncated()))
             }
             R::RaiseLevel { level, term } => return self.raise_level(*level, *term).await,
             other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a change: {other:?}"))),

@@ -30,7 +30,7 @@ impl RunLogRequest<'_> {
         let ask = ActorsAsk::RunLog(RunLogAsk { run: key, offset: self.offset, wait_ms: self.wait_ms });
         let requests = ActorRequests { service, ask: &ask };
         let answer = requests.of_node(manager, run.node, asked.left()).await;
-        let answer = answer.map_err(|error| away(tables, run, error))?;
+        let answer = answer.map_err(|error| node_unreachable(tables, run, error))?;
         let part: RunLogPart =
             serde_json::from_str(&answer).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
         let RunLogPart { kept, offset, skipped, text, next_offset, running } = part;
@@ -56,33 +56,30 @@ impl RunLogRequest<'_> {
         let name = self.reconciler;
         let Some(of) = muster_gates::runs(tables, name) else { return crate::reconcilers::no_such(name) };
         let text = match (self.number, of.items.last()) {
-            (_, None) => {
-                format!("no run of {name} is on record; `muster reconciler status {name}` says what it waits for")
-            }
             (Some(number), Some(last)) => format!(
                 "run {number} of {name} is not on record; `muster reconciler runs {name}` lists those that are, {} is the newest",
                 last.number
             ),
-            (None, Some(_)) => format!("no run of {name} is on record"),
+            _ => format!("no run of {name} is on record; `muster reconciler status {name}` says what it waits for"),
         };
         ErrorBody::new(ErrorCode::NotFound, text)
     }
 }
 
 /// The node that ran it.
-fn whence(tables: &Tables, run: &RunRecord) -> String {
+fn node_name(tables: &Tables, run: &RunRecord) -> String {
     tables.nodes.get(&run.node).map_or_else(|| format!("node {}", run.node), |node| node.name.to_string())
 }
 
 /// The node cannot be asked. The details have what is on record of the run.
-fn away(tables: &Tables, run: &RunRecord, error: ErrorBody) -> ErrorBody {
+fn node_unreachable(tables: &Tables, run: &RunRecord, error: ErrorBody) -> ErrorBody {
     if !matches!(error.code, ErrorCode::Unreachable | ErrorCode::TimedOut | ErrorCode::NotFound) {
         return error;
     }
     let RunRecord { number, reconciler, .. } = run;
     let text = format!(
         "the output of run {number} of {reconciler} is on {}, which cannot be reached ({}); its first and last lines are on record",
-        whence(tables, run),
+        node_name(tables, run),
         error.message
     );
     ErrorBody::new(ErrorCode::Unreachable, text).with_details(&json!({"run": muster_gates::run_view(tables, run)}))
@@ -92,9 +89,9 @@ fn away(tables: &Tables, run: &RunRecord, error: ErrorBody) -> ErrorBody {
 fn not_kept(tables: &Tables, run: &RunRecord) -> ErrorBody {
     let RunRecord { number, reconciler, .. } = run;
     let text = format!(
-        "{} has no log of run {number} of {reconciler}: only a command has one, until newer ones take its place, and its disk must take \
-         it; its first and last lines are on record",
-        whence(tables, run)
+        "{} has no log of run {number} of {reconciler}: only commands have logs, older logs are deleted to make room, and none is \
+         written while the disk fails (see that node's log); the first and last lines are on record",
+        node_name(tables, run)
     );
     ErrorBody::new(ErrorCode::NotFound, text).with_details(&json!({"run": muster_gates::run_view(tables, run)}))
 }

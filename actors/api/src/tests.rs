@@ -82,6 +82,7 @@ pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
             })
         }),
         explain_workloads: None,
+        certificate_lifetime: None,
         run_logs: Some(Arc::new(FewWords)),
         locked: None,
     })

@@ -116,6 +116,8 @@ pub(crate) fn as_text(answer: Vec<u8>) -> Result<String, ErrorBody> {
 fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
     let level = tables.feature_level();
     let needs = match request {
+        Request::Reconciler(request) => request.needs_level(),
+        Request::UserCreate { kind, .. } if kind.is_read_only() => IDENTITY_LEVEL,
         Request::NodeMayStop { .. }
         | Request::NodeRename { .. }
         | Request::UserRenew { .. }
@@ -132,14 +134,8 @@ fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), Erro
         | Request::AutolockKey { .. }
         | Request::WorkloadShow { .. }
         | Request::WorkloadSet { .. }
-        | Request::WorkloadRemove { .. } => true,
-        Request::UserCreate { kind, .. } => kind.is_read_only(),
-        _ => false,
-    };
-    let needs = match request {
+        | Request::WorkloadRemove { .. } => IDENTITY_LEVEL,
         Request::Autopilot(_) => AUTOPILOT_LEVEL,
-        Request::Reconciler(request) => request.needs_level(),
-        _ if needs => IDENTITY_LEVEL,
         _ => 0,
     };
     if level >= needs {

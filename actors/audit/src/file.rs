@@ -7,11 +7,10 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use muster_pki::private::{append_to_own_file, check_surroundings};
-use rustix::fs::OFlags;
+use muster_pki::private::{Symlinks, append_to_own_file, check_surroundings, open_regular};
 
 use crate::core::Job;
 
@@ -144,8 +143,7 @@ fn open(path: &Path) -> io::Result<Open> {
 
 /// A power cut may have left half a line.
 fn ends_a_line(path: &Path, found: &Metadata) -> io::Result<bool> {
-    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).expect("these flags of open(2) are small");
-    let mut file = File::options().read(true).custom_flags(flags).open(path)?;
+    let mut file = open_regular(path, Symlinks::Refused)?;
     let again = file.metadata()?;
     if (again.dev(), again.ino()) != (found.dev(), found.ino()) || again.len() == 0 {
         return Ok(true); // another file by now, which the next job opens

@@ -103,7 +103,13 @@ mod tests {
         let half = MAX_CHANGES_BYTES / 2;
         let objects = [("k", "a", 5, half), ("k", "b", 6, half), ("k", "c", 6, half), ("k", "d", 7, half)];
         let deleted = || vec![gone(6, key("k", "x")), gone(7, key("k", "y"))];
-        let tables = tables(&objects);
+        let mut tables = tables(&objects);
+        // Labels count as bodies do.
+        for name in ["a", "b"] {
+            let object = tables.reconcilers.objects.get_mut(&key("k", name)).map(Arc::make_mut).unwrap();
+            object.body = "{}".to_owned();
+            object.labels = [("label".to_owned(), "x".repeat(half))].into();
+        }
         let first = object_changes(&tables, deleted(), ObjectFilter::default(), Revision(1));
         assert_eq!((names(&first), first.revision), ((vec!["a", "b", "c"], vec!["x"]), Revision(6)));
         let second = object_changes(&tables, deleted().split_off(1), ObjectFilter::default(), first.revision);

@@ -29,6 +29,10 @@ pub const MAX_STEP_NAME_BYTES: usize = 253;
 const MAX_STEP_DIGEST_BYTES: usize = 160;
 /// Maximum waves of one definition.
 pub(crate) const MAX_WAVES: u32 = 1_000;
+
+pub(crate) fn wave_range() -> String {
+    format!("waves are counted from 0 to {}", MAX_WAVES - 1)
+}
 /// The longest period, pause or run: a year, in milliseconds.
 const MAX_DURATION_MS: u64 = 366 * 24 * 3_600_000;
 /// Maximum reconcilers that one may depend on.
@@ -50,7 +54,7 @@ pub fn digest(definition: &Definition) -> String {
     if let Action::Objects(objects) = &mut bare.action {
         objects.sort_by(|a, b| a.key.cmp(&b.key));
     }
-    hex(&serde_json::to_vec(&bare).unwrap_or_default())
+    sha256_hex(&serde_json::to_vec(&bare).unwrap_or_default())
 }
 
 /// The definition with its digest, if it is valid.
@@ -161,10 +165,10 @@ fn fault_of_chain(steps: &[ChainStep]) -> Option<String> {
 
 /// The digest of a step whose author gave none.
 fn step_digest(command: &CommandAction) -> String {
-    hex(&serde_json::to_vec(command).unwrap_or_default())
+    sha256_hex(&serde_json::to_vec(command).unwrap_or_default())
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -202,7 +206,7 @@ fn fault_of_objects(objects: &[DesiredObject]) -> Option<String> {
             return why("kind and namespace are DNS labels, a name is a DNS subdomain (RFC 1123)");
         }
         if object.wave >= MAX_WAVES {
-            return why("waves are counted from 0 to 999");
+            return why(&wave_range());
         }
         if object.labels.contains_key(RECONCILER_LABEL) {
             return why("the label muster.dev/reconciler is written by the reconciler itself");

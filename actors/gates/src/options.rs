@@ -5,7 +5,7 @@ use muster_messages::{
     is_dns_label, is_dns_subdomain,
 };
 
-use crate::define::MAX_WAVES;
+use crate::define::{MAX_WAVES, wave_range};
 
 /// Maximum conditions of one definition: each is evaluated for each object that is written.
 const MAX_CONDITIONS: usize = 64;
@@ -36,7 +36,7 @@ fn fault_of_conditions(d: &Definition, conditions: &[WaveCondition]) -> Option<S
     conditions.iter().find_map(|WaveCondition { wave, key, path, equals }| {
         let why = |why: String| Some(format!("the wait after wave {wave} for {key}: {why}"));
         if *wave >= MAX_WAVES {
-            return why("waves are counted from 0 to 999".to_owned());
+            return why(wave_range());
         }
         if ![&key.kind, &key.namespace].into_iter().all(|text| is_dns_label(text)) || !is_dns_subdomain(&key.name) {
             return why("kind and namespace are DNS labels, a name is a DNS subdomain (RFC 1123)".to_owned());

@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_messages::wire::CandidateView;
 use muster_messages::{
-    Action, Blocker, BlockerView, Definition, DefinitionKey, Gate, GateEntryView, GateHistoryView, GatePath, GateState,
-    GateStatusView, HoldReason, HoldView, LastFailure, LastFailureView, ListView, ManagedObject, Name,
-    ObjectMetadataView, ObjectView, Participant, ParticipantCounts, ParticipantPhase, ParticipantView, PhaseReason,
-    PlanView, PlannedGateView, PlannedObjectView, PlannedSideView, PlannedWaitView, Progress, RECONCILER_LABEL,
-    ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Reconcilers, ReleaseDefinitionView, RunnerChoice,
-    RunnerStatusView, StepView, Tables, Triple, WallTime, WaveCondition, Word, runner_lease,
+    Action, Blocker, BlockerView, Definition, DefinitionKey, DefinitionTiming, Gate, GateEntryView, GateHistoryView,
+    GatePath, GateState, GateStatusView, HoldReason, HoldView, LastFailure, LastFailureView, ListView, ManagedObject,
+    Name, ObjectMetadataView, ObjectView, Participant, ParticipantCounts, ParticipantPhase, ParticipantView,
+    PhaseReason, PlanView, PlannedGateView, PlannedObjectView, PlannedSideView, PlannedWaitView, Progress,
+    RECONCILER_LABEL, ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Reconcilers, ReleaseDefinitionView,
+    RunnerChoice, RunnerStatusView, StepView, Tables, Triple, WallTime, WaveCondition, Word, runner_lease,
 };
 
 use crate::objects::{Waves, Write};
@@ -296,7 +295,7 @@ fn not_selected(tables: &Tables, name: &str) -> Option<String> {
     let described = |candidate: &CandidateView| {
         let node = candidate.node.and_then(|id| tables.nodes.get(&id));
         let whence = node.map_or_else(|| candidate.member.clone(), |node| node.name.to_string());
-        format!("{whence} has no {}", candidate.lacks.join(", "))
+        format!("{whence} has no {}", candidate.missing_labels.join(", "))
     };
     let first = all.first()?;
     let named: Vec<String> = all.iter().take(MAX_NAMED_CANDIDATES).map(described).collect();
@@ -306,7 +305,7 @@ fn not_selected(tables: &Tables, name: &str) -> Option<String> {
         "no node that could run it has the labels of its node selector: {}{more}; `muster node update NODE --label-add {}` takes effect \
          at once",
         named.join("; "),
-        first.lacks.first().map_or("KEY=VALUE", String::as_str)
+        first.missing_labels.first().map_or("KEY=VALUE", String::as_str)
     ))
 }
 
@@ -315,8 +314,8 @@ fn without_runner(tables: &Tables, name: &str, definition: &Definition) -> Phase
     let newest = tables.reconcilers.definitions_of(name).last();
     // The newest definition's timing holds for the candidates of all releases.
     let timing = newest.map(|newest| newest.options.timing).unwrap_or_default();
-    let (hold, pause) = (timing.hold_ms.unwrap_or(HOLD_MS), timing.resign_pause_ms.unwrap_or(RESIGN_PAUSE_MS));
-    let (hold, pause) = (Duration::from_millis(hold), Duration::from_millis(pause));
+    let hold = timing.hold(DefinitionTiming::DEFAULT_HOLD);
+    let pause = timing.resign_pause(DefinitionTiming::DEFAULT_RESIGN_PAUSE);
     if let Some(failure) = tables.runs.failures.get(name) {
         let LastFailure { node, release, failures, error, .. } = failure.as_ref();
         let whence = tables.nodes.get(node).map_or_else(|| node.to_string(), |node| node.name.to_string());
@@ -338,11 +337,6 @@ fn without_runner(tables: &Tables, name: &str, definition: &Definition) -> Phase
     Phase::new(ReconcilerPhase::Electing, PhaseReason::Electing, message)
 }
 
-/// How long older candidates wait for newer ones that have left, unless a definition says otherwise.
-const HOLD_MS: u64 = 30_000;
-/// How long a candidate that has resigned keeps out, unless a definition says otherwise.
-const RESIGN_PAUSE_MS: u64 = 60_000;
-
 /// Why candidates of another release would run it instead, if so: the plan of this definition would not begin.
 fn outranked(tables: &Tables, name: &str, definition: &Definition) -> Option<HoldView> {
     let best = best_candidate(tables, name)?;
@@ -351,16 +345,15 @@ fn outranked(tables: &Tables, name: &str, definition: &Definition) -> Option<Hol
     if all.definition_for(name, best.release.triple).is_some_and(|theirs| theirs.release == definition.release) {
         return None;
     }
-    let (choice, hold_ms) = (newest.choice, newest.options.timing.hold_ms.unwrap_or(HOLD_MS));
+    let hold = newest.options.timing.hold(DefinitionTiming::DEFAULT_HOLD);
     let (theirs, ours) = (&best.release, &definition.release);
-    let (comes_first, word) = match choice {
+    let (comes_first, word) = match newest.choice {
         RunnerChoice::Newest => (theirs.triple > ours.triple, "newest"),
         RunnerChoice::Oldest => (theirs.triple < ours.triple, "oldest"),
     };
     let message = format!(
-        "nodes of release {theirs} are candidates, and the {word} release runs it; those of {ours} begin {:?} after the last of \
-         them has left",
-        Duration::from_millis(hold_ms)
+        "nodes of release {theirs} are candidates, and the {word} release runs it; those of {ours} begin {hold:?} after the last of \
+         them has left"
     );
     comes_first.then(|| HoldView { reason: HoldReason::NewerReleasePresent.into(), message })
 }

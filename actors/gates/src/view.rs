@@ -15,11 +15,12 @@ pub fn definitions(tables: &Tables, release: Triple) -> Definitions {
     let all = &tables.reconcilers;
     let up_to = all.definitions.values().filter(|d| d.release.triple <= release);
     // The last one of each name is the newest.
-    let newest: BTreeMap<&str, &Definition> = up_to.map(|d| (d.reconciler.as_str(), d.as_ref())).collect();
-    let applied = || newest.values().filter(move |d| d.applies_to(release));
-    let items = applied().map(|d| (d.reconciler.clone(), d.digest.clone())).collect();
-    let scopes = applied().map(|d| (d.reconciler.clone(), d.scope.clone())).collect();
-    Definitions { revision: tables.revision, items, scopes }
+    let mut newest: BTreeMap<&str, &Definition> = up_to.map(|d| (d.reconciler.as_str(), d.as_ref())).collect();
+    newest.retain(|_, definition| definition.applies_to(release));
+    let by_name = |of: fn(&Definition) -> &String| {
+        newest.values().map(|definition| (definition.reconciler.clone(), of(definition).clone())).collect()
+    };
+    Definitions { revision: tables.revision, items: by_name(|d| &d.digest), scopes: by_name(|d| &d.scope) }
 }
 
 /// See [`RunnerView`].
@@ -77,11 +78,11 @@ pub(crate) fn best_candidate(tables: &Tables, name: &str) -> Option<CandidateVie
 
 /// Those whose node has the labels of the node selector.
 pub(crate) fn eligible(tables: &Tables, name: &str) -> Vec<CandidateView> {
-    candidates(tables, name).into_iter().filter(|candidate| candidate.lacks.is_empty()).collect()
+    candidates(tables, name).into_iter().filter(|candidate| candidate.missing_labels.is_empty()).collect()
 }
 
 /// Labels of a node selector that a node does not have.
-pub(crate) fn lacks(tables: &Tables, selector: &BTreeMap<String, String>, node: Option<NodeId>) -> Vec<String> {
+fn missing_labels(tables: &Tables, selector: &BTreeMap<String, String>, node: Option<NodeId>) -> Vec<String> {
     if selector.is_empty() {
         return Vec::new();
     }
@@ -105,10 +106,11 @@ pub fn selection_changed(tables: &Tables, name: &str) -> Revision {
 pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
     let (all, scope) = (&tables.reconcilers, candidates_scope(name));
     let (choice, ..) = who_runs(tables, name);
-    let candidates = all.participants_of(&scope).map(AsRef::as_ref);
-    let mut found: Vec<&Participant> =
-        candidates.filter(|p| all.definition_for(name, p.release.triple).is_some()).collect();
-    found.sort_by(|a, b| {
+    let mut found: Vec<(&Participant, &Definition)> = all
+        .participants_of(&scope)
+        .filter_map(|p| Some((p.as_ref(), all.definition_for(name, p.release.triple)?.as_ref())))
+        .collect();
+    found.sort_by(|(a, _), (b, _)| {
         let by_release = a.release.triple.cmp(&b.release.triple);
         let best_first = match choice {
             RunnerChoice::Newest => by_release.reverse(),
@@ -116,15 +118,12 @@ pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
         };
         best_first.then(a.revision.cmp(&b.revision)).then_with(|| a.key.cmp(&b.key))
     });
-    let view = |p: &Participant| CandidateView {
+    let view = |(p, definition): (&Participant, &Definition)| CandidateView {
         node: p.node,
         member: p.key.member.clone(),
         release: p.release.clone(),
         revision: p.revision,
-        lacks: all
-            .definition_for(name, p.release.triple)
-            .map(|definition| lacks(tables, &definition.options.placement.node_selector, p.node))
-            .unwrap_or_default(),
+        missing_labels: missing_labels(tables, &definition.options.placement.node_selector, p.node),
     };
     found.into_iter().map(view).collect()
 }

@@ -289,7 +289,7 @@ fn status_names_the_labels_that_nodes_lack() {
     let shown = status(&world.0, NAME).unwrap();
     let message = &shown.brief.message;
     assert!(message.contains("n7 has no disk=ssd") && shown.brief.candidates == 0, "{message}");
-    assert_eq!(runner_view(&world.0, NAME, Triple::new(1, 0, 0)).candidates[0].lacks, ["disk=ssd"]);
+    assert_eq!(runner_view(&world.0, NAME, Triple::new(1, 0, 0)).candidates[0].missing_labels, ["disk=ssd"]);
     let before = muster_gates::selection_changed(&world.0, NAME);
     let add = BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]);
     world.must(Change::UpdateLabels { node, add, remove: vec![] });

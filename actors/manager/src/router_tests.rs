@@ -106,6 +106,7 @@ impl World {
             crash_allowed: false,
             audit: muster_audit::AuditLog::default(),
             explain_workloads: None,
+            certificate_lifetime: None,
             run_logs: None,
             locked: None,
             limits: ApiLimits::default(),

@@ -110,7 +110,7 @@ pub(crate) fn pin(der: &[u8], spki: &[u8]) -> CertificatePin {
 }
 
 /// The id of the root with this public key (`SubjectPublicKeyInfo`, DER).
-pub(crate) fn root_id(spki: &[u8]) -> RootId {
+pub fn root_id(spki: &[u8]) -> RootId {
     let digest: [u8; 32] = Sha256::digest(spki).into();
     let (first, _) = digest.split_first_chunk().expect("32 bytes hold 8");
     RootId(*first)

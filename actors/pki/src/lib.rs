@@ -38,7 +38,7 @@ pub use self::founding::Founding;
 pub use self::grant::Grant;
 pub use self::identity::{
     BadCertificate, cluster_of_root_pem, identity_of, identity_of_pem, not_after_of_pem, not_before_of_pem,
-    path_length_of_pem, root_id_of_pem, validity_of_chain,
+    path_length_of_pem, root_id, root_id_of_pem, validity_of_chain,
 };
 pub use self::issue::{
     Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed, UserProfile,

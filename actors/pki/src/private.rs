@@ -6,7 +6,7 @@
 //! Why folders too: a user who can write in a folder can replace any file in it, whatever the mode of the file.
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -89,20 +89,8 @@ pub fn append_to_own_file(path: &Path) -> io::Result<File> {
 }
 
 fn own_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // NONBLOCK: a pipe in its place would block until it is read.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
-    let flags = i32::try_from(flags).expect("these flags of open(2) are small");
-    let file = options.create(true).mode(0o600).custom_flags(flags).open(path).map_err(|error| {
-        if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
-            refused("it is a symbolic link")
-        } else {
-            error
-        }
-    })?;
+    let file = open_regular_as(options.create(true).mode(0o600), path, Symlinks::Refused)?;
     let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(refused("it is not a regular file"));
-    }
     if !is_trusted(found.uid()) {
         return Err(refused(&format!("it belongs to user {}", found.uid())));
     }
@@ -115,6 +103,44 @@ fn own_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }
     Ok(file)
+}
+
+/// Whether a symbolic link in place of a file is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Symlinks {
+    Followed,
+    Refused,
+}
+
+/// Opens a regular file for reading. Never blocks on a pipe in its place.
+pub fn open_regular(path: &Path, symlinks: Symlinks) -> io::Result<File> {
+    open_regular_as(OpenOptions::new().read(true), path, symlinks)
+}
+
+fn open_regular_as(options: &mut OpenOptions, path: &Path, symlinks: Symlinks) -> io::Result<File> {
+    // NONBLOCK: a pipe would block until its other end is opened. Regular files ignore it.
+    let flags = match symlinks {
+        Symlinks::Followed => OFlags::NONBLOCK,
+        Symlinks::Refused => OFlags::NOFOLLOW | OFlags::NONBLOCK,
+    };
+    let flags = i32::try_from(flags.bits()).expect("these flags of open(2) are small");
+    let file = options.custom_flags(flags).open(path).map_err(|error| match symlinks {
+        Symlinks::Refused if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            refused("a symbolic link is not followed")
+        }
+        _ => error,
+    })?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(refused("not a regular file")) }
+}
+
+/// The text of a file of at most `max` bytes. A longer one is refused, whatever its bytes are.
+pub fn read_text(file: File, max: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    file.take(max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("larger than {max} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8"))
 }
 
 fn refused(why: &str) -> io::Error {
@@ -169,6 +195,37 @@ mod tests {
         assert!(append_to_own_file(&second).unwrap_err().to_string().contains("second name"));
         assert!(open_own_file(dir.path()).is_err(), "a folder");
         assert_eq!(std::fs::read(&target).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn pipes_and_folders_are_no_regular_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, file, link) = (dir.path().join("pipe"), dir.path().join("file"), dir.path().join("link"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::fs::write(&file, "text").unwrap();
+        symlink(&file, &link).unwrap();
+        for symlinks in [Symlinks::Followed, Symlinks::Refused] {
+            for other in [&pipe, dir.path()] {
+                assert_eq!(open_regular(other, symlinks).unwrap_err().to_string(), "not a regular file");
+            }
+            assert!(open_regular(&file, symlinks).is_ok());
+        }
+        assert!(open_regular(&link, Symlinks::Followed).is_ok());
+        assert!(open_regular(&link, Symlinks::Refused).unwrap_err().to_string().contains("symbolic link"));
+    }
+
+    #[test]
+    fn text_is_limited_and_utf8() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let text = |bytes: &[u8], max: u64| {
+            std::fs::write(&path, bytes).unwrap();
+            read_text(open_regular(&path, Symlinks::Refused).unwrap(), max).map_err(|error| error.to_string())
+        };
+        assert_eq!(text("aäb".as_bytes(), 4), Ok("aäb".to_owned()));
+        // Its limit is within a character.
+        assert_eq!(text("aäb".as_bytes(), 1), Err("larger than 1 bytes".to_owned()));
+        assert_eq!(text(b"a\xff", 4), Err("not UTF-8".to_owned()));
     }
 
     #[test]

@@ -38,29 +38,23 @@ pub(crate) fn action(
     let (commands, handler) = (setup.commands.clone(), setup.handlers.get(&run.reconciler).cloned());
     move |cancelled| {
         let ctx = ApplyCtx { cancelled, ..ctx };
-        match (&definition.action, commands, handler) {
+        let command = match &definition.action {
+            Action::Command(command) => Some(command),
+            Action::Chain(_) => step.as_ref().map(|step| &step.command),
+            Action::Objects(_) | Action::Handler => None,
+        };
+        match (&definition.action, command, commands, handler) {
             // The term was over in the replica that this definition comes from.
-            (Action::Command(command), ..) if command.is_redacted() => {
+            (_, Some(command), ..) if command.is_redacted() => {
                 nothing("the command's arguments are redacted on this node")
             }
-            (Action::Command(command), Some(commands), _) => {
+            (_, Some(command), Some(commands), _) => {
                 let mut env = command.env.clone();
                 env.extend(environment(&ctx, deadline));
+                env.extend(step.as_ref().map(|step| ("MUSTER_STEP".to_owned(), step.name.clone())));
                 run_command(commands, run, (command.argv.clone(), env), &definition.options.command, ctx)
             }
-            (Action::Chain(_), Some(commands), _) => match step {
-                Some(step) if step.command.is_redacted() => {
-                    nothing("the command's arguments are redacted on this node")
-                }
-                Some(step) => {
-                    let mut env = step.command.env.clone();
-                    env.extend(environment(&ctx, deadline));
-                    env.insert("MUSTER_STEP".to_owned(), step.name.clone());
-                    run_command(commands, run, (step.command.argv.clone(), env), &definition.options.command, ctx)
-                }
-                None => nothing("no step of the chain is to be carried out"),
-            },
-            (Action::Handler, _, Some(handler)) => async move {
+            (Action::Handler, .., Some(handler)) => async move {
                 let applied = handler.apply(ctx).await;
                 applied.map_or_else(Outcome::from, |()| Outcome::Done).into()
             }

@@ -85,7 +85,7 @@ impl ActionSlot {
         running_action
     }
 
-    /// Waits until no action is running. Called for a term that has ended: no further action of it begins.
+    /// Waits for the end of the action that is running, if any. Of a term that has ended no other one begins.
     pub async fn idle(&self) {
         let running_action = self.running_action();
         if let Some(running_action) = running_action {

@@ -32,6 +32,8 @@ pub(crate) struct Campaign {
     wiring: Wiring,
     siblings: Children,
     elect: Elect,
+    /// Another lease waits for the end of the action.
+    awaits_idle: bool,
 }
 
 impl Campaign {
@@ -39,7 +41,7 @@ impl Campaign {
     pub fn new(wiring: Wiring, siblings: Children) -> Self {
         let running = wiring.memory.elector.get().flatten().filter(|(elector, _)| !has_ended(elector));
         let elect = running.map_or(Elect::None, |(elector, timing)| Elect::Running(elector, timing));
-        Self { wiring, siblings, elect }
+        Self { wiring, siblings, elect, awaits_idle: false }
     }
 
     pub fn is_running(&self) -> bool {
@@ -69,18 +71,35 @@ impl Campaign {
         }
     }
 
-    /// Starts or ends it, as decided. With another lease it begins again; an action that is running is not interrupted for that.
+    /// Starts or ends it, as decided. With another lease it begins again, once no action is running.
     pub fn follow(&mut self, cx: &Cx<Msg>, wanted: bool, lease: LeaseTiming) {
         let interrupts = self.wiring.action_slot.is_running();
         match &self.elect {
             Elect::None if wanted => self.begin(cx, lease),
-            Elect::Running(elector, of) if !wanted || *of != lease && !interrupts => {
+            Elect::Running(_, of) if wanted && *of != lease && interrupts => self.await_idle(cx),
+            Elect::Running(elector, of) if !wanted || *of != lease => {
                 let elector = elector.clone();
                 elector.stop();
                 self.end(cx, Some(elector), Duration::ZERO);
             }
             _ => {}
         }
+    }
+
+    /// Wakes the candidate at the end of the action: no view may come then.
+    fn await_idle(&mut self, cx: &Cx<Msg>) {
+        if !std::mem::replace(&mut self.awaits_idle, true) {
+            let action_slot = self.wiring.action_slot.clone();
+            cx.report(async move {
+                action_slot.idle().await;
+                Msg::Idle
+            });
+        }
+    }
+
+    /// `Idle` has arrived.
+    pub fn idle(&mut self) {
+        self.awaits_idle = false;
     }
 
     /// An elector that the cluster refused is stopped, and another one may follow after a pause.

@@ -52,6 +52,8 @@ pub enum Msg {
     Resign,
     /// The elector has ended: it was stopped, or the cluster refused it.
     ElectEnded,
+    /// The action has ended that another lease waited for.
+    Idle,
     Retry,
     Retire,
     Woke,
@@ -184,6 +186,10 @@ impl Shell for Candidates {
             Msg::Resign => self.step(cx, Input::Resign),
             Msg::ElectEnded => {
                 self.campaign.ended();
+                self.act(cx);
+            }
+            Msg::Idle => {
+                self.campaign.idle();
                 self.act(cx);
             }
             Msg::Retry => {

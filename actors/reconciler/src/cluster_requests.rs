@@ -12,7 +12,6 @@ use tracing::warn;
 
 use crate::core::admission::WATCH_WAIT;
 use crate::core::retry::Backoff;
-use crate::core::run::is_refused;
 use crate::ports::Cluster;
 
 /// Time limit for an answer that does not wait for news.
@@ -44,11 +43,12 @@ pub async fn record(cluster: &dyn Cluster, record: Box<RunRecord>) -> bool {
     let request = ReconcilerRequest::RecordRun { record };
     let recorded: Result<Value, ErrorBody> = ask(cluster, request, ANSWER_TIMEOUT).await;
     let Err(error) = recorded else { return true };
-    // A term that ends before its last record arrives is daily life; any other refusal leaves a gap that someone will wonder about.
-    if is_refused(&error) && error.code != ErrorCode::Conflict {
+    let refused = !error.code.is_transient();
+    // Often a term ends before its last record arrives. Any other refusal leaves a gap in the history that the log must explain.
+    if refused && error.code != ErrorCode::Conflict {
         warn!(%reconciler, %term, of_term, %error, "the record of a run was refused: it is missing in the history");
     }
-    is_refused(&error)
+    refused
 }
 
 /// A watched value: the request, given the revision seen, and the revision of its answer.
@@ -86,14 +86,12 @@ pub async fn watch<L: WatchedValue, F: Future<Output = bool> + Send>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use futures_util::FutureExt;
     use futures_util::future::{BoxFuture, ready};
     use muster_messages::wire::LeaseRequest;
     use muster_messages::{FencingToken, NodeId, RunOutcome, WallTime};
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Level, Metadata, Subscriber};
+    use muster_testkit::LoggedLevels;
+    use tracing::Level;
 
     use super::*;
 
@@ -109,28 +107,6 @@ mod tests {
         fn reconcile(&self, _: ReconcilerRequest, _: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
             ready(self.0.clone()).boxed()
         }
-    }
-
-    /// The levels of what this module logs.
-    #[derive(Clone, Default)]
-    struct Levels(Arc<Mutex<Vec<Level>>>);
-
-    impl Subscriber for Levels {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn event(&self, event: &Event<'_>) {
-            if event.metadata().target() == module_path!().trim_end_matches("::tests") {
-                self.0.lock().unwrap().push(*event.metadata().level());
-            }
-        }
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
     }
 
     fn run() -> Box<RunRecord> {
@@ -160,13 +136,14 @@ mod tests {
             (Ok("{}".to_owned()), true, vec![]),
             (refused(ErrorCode::Conflict), true, vec![]), // its term has ended
             (refused(ErrorCode::NoQuorum), false, vec![]),
+            (refused(ErrorCode::AuditUnavailable), false, vec![]),
+            (refused(ErrorCode::Locked), false, vec![]),
             (refused(ErrorCode::Invalid), true, vec![Level::WARN]),
             (refused(ErrorCode::Forbidden), true, vec![Level::WARN]),
         ] {
-            let levels = Levels::default();
-            let _logs_to = tracing::subscriber::set_default(levels.clone());
+            let logged_levels = LoggedLevels::of("muster_reconciler::cluster_requests");
             assert_eq!(record(&Answers(answer.clone()), run()).await, decided, "{answer:?}");
-            assert_eq!(*levels.0.lock().unwrap(), logged, "{answer:?}");
+            assert_eq!(logged_levels.levels(), logged, "{answer:?}");
         }
     }
 }

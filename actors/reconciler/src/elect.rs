@@ -42,7 +42,7 @@ impl Candidate for RunnerCandidate {
             // Its actions were cancelled with it, and none begins any more.
             action_slot.idle().await;
             // While the lease is held, how they ended can be recorded.
-            let _missing = tokio::time::timeout(RECORD_TIMEOUT, recorded.wait_for(|recorded| *recorded)).await.is_ok();
+            let _in_time = tokio::time::timeout(RECORD_TIMEOUT, recorded.wait_for(|recorded| *recorded)).await.is_ok();
         }
         .boxed()
     }

@@ -72,7 +72,7 @@ pub trait CommandRunner: Send + Sync + 'static {
     fn allows(&self, _program: &str) -> bool {
         true
     }
-    /// Whether it runs commands with these options; those that it does not know are the default ones.
+    /// Whether this runner accepts these options. By default, only the default options.
     fn permits(&self, options: &CommandOptions) -> bool {
         *options == CommandOptions::default()
     }
@@ -103,9 +103,6 @@ impl CommandExit {
             Self::NotStarted(why) => Outcome::Failed(format!("the command could not be started: {why}")),
         }
     }
-}
-
-impl CommandExit {
     /// For the record of the run.
     pub(crate) fn recorded(&self) -> RunExit {
         match *self {
@@ -120,10 +117,8 @@ impl CommandEnd {
     /// The same, with the output cut to what is kept.
     pub(crate) fn kept(mut self) -> Self {
         let from = self.output.len().saturating_sub(MAX_OUTPUT_BYTES);
-        let from = (from..=self.output.len()).find(|at| self.output.is_char_boundary(*at)).unwrap_or(0);
-        self.output.drain(..from);
-        let until = (0..=MAX_HEAD_BYTES.min(self.head.len())).rev().find(|at| self.head.is_char_boundary(*at));
-        self.head.truncate(until.unwrap_or(0));
+        self.output.drain(..self.output.ceil_char_boundary(from));
+        self.head.truncate(self.head.floor_char_boundary(MAX_HEAD_BYTES));
         self
     }
 }

@@ -135,10 +135,12 @@ impl ReconcilersShell {
             let unwanted = CancellationToken::new();
             self.watched.insert(release, Watched { unwanted: unwanted.clone(), definitions: None, trouble: None });
             let (cluster, me) = (Arc::clone(&self.setup.cluster), cx.me().clone());
-            cx.spawn(cluster_requests::watch(cluster, Names(release), move |answer| {
-                let goes_on = !unwanted.is_cancelled() && me.tell(Msg::Definitions(release, answer)).is_ok();
-                async move { goes_on }
-            }));
+            let watch = cluster_requests::watch(cluster, Names(release), move |answer| {
+                let delivered = me.tell(Msg::Definitions(release, answer)).is_ok();
+                async move { delivered }
+            });
+            // A request waits long for news, and holds a place at its manager meanwhile.
+            cx.spawn(unwanted.run_until_cancelled_owned(watch).map(drop));
         }
     }
 

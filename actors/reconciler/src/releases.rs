@@ -39,26 +39,30 @@ impl Default for Releases {
 }
 
 impl Releases {
-    /// From now on these are all. Candidates of a scope whose release changes end in order and stand again with the new one.
+    /// From now on these are all. Candidates of a scope whose release changes end their terms and campaign again with the new
+    /// release.
     pub fn declare_all(&self, declared: Declared) {
-        let declared = Arc::new(declared);
-        self.0.send_if_modified(|known| {
-            let differs = *known != declared;
-            *known = Arc::clone(&declared);
-            differs
-        });
+        self.modify(|known| *known = declared);
     }
     /// Declares the release of one scope. `None`: nothing of it can be run here.
     pub fn declare(&self, scope: &str, release: impl Into<Option<Release>>) {
-        let mut declared = Declared::clone(&self.declared());
-        declared.scopes.insert(scope.to_owned(), release.into());
-        self.declare_all(declared);
+        self.modify(|declared| drop(declared.scopes.insert(scope.to_owned(), release.into())));
     }
     /// The release of the process counts for this scope again.
     pub fn withdraw(&self, scope: &str) {
-        let mut declared = Declared::clone(&self.declared());
-        declared.scopes.remove(scope);
-        self.declare_all(declared);
+        self.modify(|declared| drop(declared.scopes.remove(scope)));
+    }
+    /// Under the lock of the value: two clones that change it at once lose nothing.
+    fn modify(&self, change: impl FnOnce(&mut Declared)) {
+        self.0.send_if_modified(|known| {
+            let mut declared = Declared::clone(known);
+            change(&mut declared);
+            let differs = **known != declared;
+            if differs {
+                *known = Arc::new(declared);
+            }
+            differs
+        });
     }
     /// What is declared now.
     pub fn declared(&self) -> Arc<Declared> {
@@ -66,5 +70,39 @@ impl Releases {
     }
     pub(crate) fn changes(&self) -> watch::Receiver<Arc<Declared>> {
         self.0.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two applications of one node declare theirs at the same time.
+    #[test]
+    fn clones_that_declare_at_once_lose_nothing() {
+        let releases = Releases::default();
+        std::thread::scope(|threads| {
+            for thread in 0..4 {
+                let releases = releases.clone();
+                threads.spawn(move || {
+                    for n in 0..500 {
+                        releases.declare(&format!("{thread}-{n}"), None);
+                        releases.withdraw(&format!("{thread}-{}", n - n % 2));
+                    }
+                });
+            }
+        });
+        assert_eq!(releases.declared().scopes.len(), 4 * 250);
+    }
+
+    #[test]
+    fn what_is_declared_already_is_no_change() {
+        let releases = Releases::default();
+        let mut changes = releases.changes();
+        for (declared, changed) in [("1.0.0", true), ("1.0.0", false), ("2.0.0", true)] {
+            releases.declare("db", declared.parse::<Release>().unwrap());
+            assert_eq!(changes.has_changed().unwrap(), changed, "{declared}");
+            changes.mark_unchanged();
+        }
     }
 }

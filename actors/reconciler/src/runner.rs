@@ -13,7 +13,7 @@ use muster_elector::Term;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::{ReconcilerRequest, RunKey};
-use muster_messages::{ErrorBody, FencingToken, NodeId, Triple};
+use muster_messages::{ErrorBody, FencingToken, NodeId};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
@@ -75,31 +75,30 @@ impl RunnerShell {
         // First the checkpoint for the next incarnation, then the irreversible effects.
         self.wiring.run.set(Some(run.clone()));
         self.wiring.recorded.send_replace(run.is_recorded());
-        let (wake_at, term, release) = (run.wake_at(), term.clone(), run.applies());
+        let (wake_at, term) = (run.wake_at(), term.clone());
         for effect in out {
-            self.apply_effect(cx, &term, release, effect);
+            self.apply_effect(cx, &term, effect);
         }
         self.alarm.set(cx, wake_at, Msg::Woke);
     }
 
-    /// `release`: of the definition that it concerns.
-    fn apply_effect(&self, cx: &Cx<Msg>, held: &Term, release: Triple, effect: Effect) {
+    fn apply_effect(&self, cx: &Cx<Msg>, held: &Term, effect: Effect) {
         let Wiring { name, setup, .. } = &self.wiring;
         let cluster = Arc::clone(&setup.cluster);
         let (name, term) = (name.clone(), held.token().unwrap_or_default());
         match effect {
-            Effect::Step { number, digest, epoch, step } => cx.report(async move {
+            Effect::Step { number, release, digest, epoch, step } => cx.report(async move {
                 let request = ReconcilerRequest::Step { name, release, digest, term, epoch, step };
                 let result = ask(&*cluster, request, ANSWER_TIMEOUT).await;
                 Msg::Stepped { term, number, result }
             }),
-            Effect::Wave { number, digest, wave } => cx.report(async move {
+            Effect::Wave { number, release, digest, wave } => cx.report(async move {
                 let request = ReconcilerRequest::Wave { name, release, digest, term, wave };
                 let result = ask(&*cluster, request, WAVE_TIMEOUT).await;
                 Msg::Waved { term, number, result }
             }),
-            Effect::Record { number, digest, step } => cx.report(async move {
-                let request = ReconcilerRequest::StepDone { name, release, digest, term, step };
+            Effect::Record { number, release, digest, defined, step } => cx.report(async move {
+                let request = ReconcilerRequest::StepDone { name, release, digest, defined, term, step };
                 let result = ask(&*cluster, request, ANSWER_TIMEOUT).await;
                 Msg::Recorded { term, number, result }
             }),

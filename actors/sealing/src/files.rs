@@ -1,22 +1,31 @@
 //! Files that must be complete or absent. The only module with effects beside [`crate::Keys`], which uses it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// The largest identity file that is read: two certificates and a key are under 8 KiB.
 const MAX_FILE: u64 = 256 * 1024;
+const OWNER_ONLY: u32 = 0o600;
 
 /// Writes a file so that after a crash it has either the old or the new content: a temporary file beside it, synced,
 /// renamed, and the folder synced. Readable only by the owner from its first byte.
 pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
+    write_atomic_as(path, content, OWNER_ONLY)
+}
+
+/// [`write_atomic`] with other permissions, whatever the process's umask is. It has them only once it is complete.
+pub fn write_atomic_as(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let tmp = folder.join(temporary(name));
     remove(&tmp)?; // left by a crash, possibly with other permissions
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&tmp)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(OWNER_ONLY).open(&tmp)?;
     file.write_all(content)?;
+    if mode != OWNER_ONLY {
+        file.set_permissions(Permissions::from_mode(mode))?;
+    }
     file.sync_all()?;
     fs::rename(&tmp, path)?;
     sync_folder(folder)
@@ -77,4 +86,22 @@ fn remove(path: &Path) -> io::Result<()> {
 fn sync_folder(folder: &Path) -> io::Result<()> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_has_its_mode_and_a_stale_temporary_one_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("shop.toml");
+        fs::write(dir.path().join(".shop.toml.tmp"), "left by a crash, and longer").unwrap();
+        for mode in [0o644, OWNER_ONLY, 0o640] {
+            write_atomic_as(&path, b"text", mode).unwrap();
+            let found = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+            assert_eq!((fs::read(&path).unwrap().as_slice(), found), (&b"text"[..], mode));
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 }

@@ -1,7 +1,7 @@
 //! A backup: the replicated state in one file, preceded by a line that describes it.
 //!
 //! Invariants  BACKUP-1  a truncated file, or one with a changed byte, is detected before it is used.
-//!             BACKUP-2  while autolock is on, a backup is sealed under the unlock key: its line is all that can be read without that.
+//!             BACKUP-2  while autolock is on, a backup is sealed under the unlock key: without the key only its first line can be read.
 //! It holds everything in the tables, including the root key and the tokens' secrets: its reader can impersonate the
 //! cluster.
 
@@ -50,6 +50,8 @@ pub enum BadBackup {
     Digest,
     #[error("it is sealed under version {0} of the cluster's unlock key")]
     Sealed(Revision),
+    #[error("it is not sealed")]
+    NotSealed,
     #[error("the key does not open it: it is sealed under version {0} of the cluster's unlock key")]
     WrongKey(Revision),
     #[error("it cannot be opened: its content was changed")]
@@ -65,7 +67,16 @@ pub enum BadBackup {
 }
 
 /// Encodes these tables as a backup, in clear.
+///
+/// # Errors
+/// The cluster was not founded yet.
 pub fn encode(tables: &Tables, term: Term, taken_at: WallTime) -> Result<Vec<u8>, BadBackup> {
+    let (head, state) = parts(tables, term, taken_at)?;
+    Ok(joined(&head, &state))
+}
+
+/// The line and the data of a backup in clear.
+fn parts(tables: &Tables, term: Term, taken_at: WallTime) -> Result<(BackupHead, Vec<u8>), BadBackup> {
     let cluster = tables.cluster.as_ref().ok_or(BadBackup::Empty)?;
     let state = snapshot::encode(tables);
     let head = BackupHead {
@@ -80,20 +91,20 @@ pub fn encode(tables: &Tables, term: Term, taken_at: WallTime) -> Result<Vec<u8>
         bytes: state.len() as u64,
         sha256: digest(&state),
     };
-    Ok(joined(&head, &state))
+    Ok((head, state))
 }
 
 /// Encodes these tables for a file: sealed under the unlock key, if autolock is on (BACKUP-2). Each time with a salt of its own: nothing
 /// else in this crate gives two results for one state, and simulations use [`encode`].
 ///
 /// # Errors
-/// The cluster was not founded yet.
+/// The cluster was not founded yet, or its unlock key is malformed.
 pub fn encode_for_file(tables: &Tables, term: Term, taken_at: WallTime) -> Result<Vec<u8>, BadBackup> {
-    let clear = encode(tables, term, taken_at)?;
+    let (head, state) = parts(tables, term, taken_at)?;
+    let clear = joined(&head, &state);
     let Some(key) = &tables.autolock.key else { return Ok(clear) };
     let key = UnlockKey::parse(key.expose()).map_err(|_| BadBackup::Key)?;
     let sealed = seal_backup(&key, &clear);
-    let (head, _) = split(&clear)?;
     let head = BackupHead {
         format: SEALED.to_owned(),
         unlock_version: Some(tables.autolock.version),
@@ -107,7 +118,7 @@ pub fn encode_for_file(tables: &Tables, term: Term, taken_at: WallTime) -> Resul
 /// The line of a backup whose data is complete and unchanged, sealed or not.
 ///
 /// # Errors
-/// It is not a backup that this build can read.
+/// This build cannot read the backup.
 pub fn verify(backup: &[u8]) -> Result<BackupHead, BadBackup> {
     match decode(backup) {
         Err(BadBackup::Sealed(_)) => split(backup).map(|(head, _)| head),
@@ -118,7 +129,7 @@ pub fn verify(backup: &[u8]) -> Result<BackupHead, BadBackup> {
 /// Decodes a backup that is in clear.
 ///
 /// # Errors
-/// It is sealed, or no backup that this build can read.
+/// It is sealed, or this build cannot read the backup.
 pub fn decode(backup: &[u8]) -> Result<(BackupHead, Tables), BadBackup> {
     let (head, state) = split(backup)?;
     if let Some(version) = head.unlock_version {
@@ -132,10 +143,10 @@ pub fn decode(backup: &[u8]) -> Result<(BackupHead, Tables), BadBackup> {
 /// Decodes a backup that is sealed, with its key.
 ///
 /// # Errors
-/// The key is another one, or it is no backup that this build can read.
+/// It is in clear, the key is another one, or this build cannot read the backup.
 pub fn decode_sealed(backup: &[u8], key: &UnlockKey) -> Result<(BackupHead, Tables), BadBackup> {
     let (head, sealed) = split(backup)?;
-    let Some(version) = head.unlock_version else { return decode(backup) };
+    let version = head.unlock_version.ok_or(BadBackup::NotSealed)?;
     let clear = open_backup(key, sealed).map_err(|why| match why {
         WrongBackup::Key => BadBackup::WrongKey(version),
         WrongBackup::Seal(_) => BadBackup::Forged,

@@ -22,6 +22,10 @@ pub enum BugInjection {
     RestrictWithoutCheck,
     /// A runner whose term has ended continues to write (breaks RELEASE-4).
     WriteAfterTerm,
+    /// A wave's objects are written whatever its conditions are (breaks RELEASE-12).
+    IgnoreWaveConditions,
+    /// A chain completes its gate before its steps have run (breaks RELEASE-10).
+    CompleteUnfinishedChains,
     /// A recovery's revisions leap by a constant from its replica's (breaks RECOVER-3).
     ConstantRevisionJump,
     /// A recovery keeps leases as its replica shows them (breaks RECOVER-9).

@@ -40,6 +40,7 @@ pub(crate) use self::autolock::{may_be_sealed, renew as renew_unlock_key};
 pub(crate) use self::autopilot::pause_after_recovery;
 pub(crate) use self::certificates::allow_unrecorded;
 pub use self::nodes::renamed_at;
+pub(crate) use self::reconcilers::operators::REPAIRED;
 pub(crate) use self::reconcilers::runs::defeated as defeated_finalizations;
 pub use self::workloads::workloads_end_after;
 

@@ -48,6 +48,8 @@ pub const RELEASE_7: &str = "RELEASE-7";
 pub const RELEASE_9: &str = "RELEASE-9";
 pub const RELEASE_10: &str = "RELEASE-10";
 pub const RELEASE_11: &str = "RELEASE-11";
+/// An object of a wave is written by a runner only while the conditions of all earlier waves hold.
+pub const RELEASE_12: &str = "RELEASE-12";
 /// Everything that grows with use is bounded, and the remembered outcomes are exactly those of the recent requests.
 pub const BOUND_1: &str = "BOUND-1";
 /// A request id is applied at most once per caller: whatever is remembered is newer than whatever was forgotten.

@@ -267,11 +267,7 @@ pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
         Ok(Snapshot::V3(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V4(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V5(tables)) => Ok((*tables).into()),
-        Ok(Snapshot::V6(mut tables)) => {
-            // A damaged or forged sum would delete every run, or none.
-            tables.records.run_bytes = tables.records.count_run_bytes();
-            Ok(*tables)
-        }
+        Ok(Snapshot::V6(tables)) => Ok(*tables),
         Err(source) => Err(match version(bytes) {
             Some(version) if version > NEWEST_VERSION => SnapshotFault::Newer { version },
             _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },

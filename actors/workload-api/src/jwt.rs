@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use muster_messages::{ClusterId, RootId, WallTime, WorkloadName};
+use muster_messages::{ClusterId, WallTime, WorkloadName};
+use muster_pki::root_id;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
 /// The most bytes of a token.
 const MAX_TOKEN: usize = 16 << 10;
@@ -29,7 +29,7 @@ pub struct JwtKeys(BTreeMap<String, Vec<u8>>);
 
 /// Why a token is not good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadJwt {
+pub(crate) enum BadJwt {
     #[error("the token is not a JWT of three parts, of at most {MAX_TOKEN} bytes")]
     Form,
     #[error("the token's header is malformed: it has `alg`, `kid` and perhaps `typ`, and nothing else")]
@@ -77,23 +77,21 @@ struct Claims {
 
 /// What a good token says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Validated {
-    pub spiffe_id: String,
-    pub claims: Map<String, Value>,
+pub(crate) struct Validated {
+    pub(crate) spiffe_id: String,
+    pub(crate) claims: Map<String, Value>,
 }
 
 impl JwtKeys {
-    /// Adds the key of a root. Its id is the digest of the same bytes. One that is not ECDSA P-256 signs no tokens.
-    pub fn add(&mut self, spki: &[u8], point: &[u8]) {
+    /// Adds the key of a root. One that is not ECDSA P-256 signs no tokens.
+    pub(crate) fn add(&mut self, spki: &[u8], point: &[u8]) {
         if point.len() == POINT && point.first() == Some(&4) {
-            let digest: [u8; 32] = Sha256::digest(spki).into();
-            let (id, _) = digest.split_first_chunk().expect("32 bytes hold 8");
-            self.0.insert(RootId(*id).to_string(), point.to_vec());
+            self.0.insert(root_id(spki).to_string(), point.to_vec());
         }
     }
 
     /// The keys as a JWK Set.
-    pub fn to_json(&self) -> Vec<u8> {
+    pub(crate) fn to_json(&self) -> Vec<u8> {
         let keys = self.0.iter().map(|(kid, point)| {
             let (x, y) = point[1..].split_at(COORDINATE);
             let [x, y] = [x, y].map(|coordinate| URL_SAFE_NO_PAD.encode(coordinate));
@@ -106,7 +104,7 @@ impl JwtKeys {
     ///
     /// # Errors
     /// Why it is not good.
-    pub fn validate(
+    pub(crate) fn validate(
         &self,
         token: &str,
         audience: &str,
@@ -125,7 +123,7 @@ impl JwtKeys {
 ///
 /// # Errors
 /// It says something else than it was asked for.
-pub fn check_new(
+pub(crate) fn check_new(
     token: &str,
     workload: &WorkloadName,
     audience: &[String],

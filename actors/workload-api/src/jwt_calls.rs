@@ -18,22 +18,28 @@ use tonic::server::{Grpc, UnaryService};
 use crate::core::{Answer, JwtRequest, Kind};
 use crate::proto::{
     JwtBundlesResponse, JwtSvid, JwtSvidRequest, JwtSvidResponse, ProtoCodec, ValidateJwtSvidRequest,
-    ValidateJwtSvidResponse,
+    ValidateJwtSvidResponse, proto_struct,
 };
 use crate::serve::{Fetch, FromAnswer, MAX_REQUEST_BYTES};
 
+/// The longest SPIFFE ID, by the standard. A call keeps it until its end.
+const MAX_SPIFFE_ID: usize = 2048;
+
 /// A call that is answered once.
-pub(crate) trait Call: Message + Default + 'static {
+pub(crate) trait UnaryCall: Message + Default + 'static {
     type Response: Message + 'static;
     /// What the core is asked for.
     fn kind(&self) -> Result<Kind, Status>;
     fn answer(self, answer: &Answer) -> Result<Self::Response, Status>;
 }
 
-impl Call for JwtSvidRequest {
+impl UnaryCall for JwtSvidRequest {
     type Response = JwtSvidResponse;
     fn kind(&self) -> Result<Kind, Status> {
         check_jwt_audience(&self.audience).map_err(Status::invalid_argument)?;
+        if self.spiffe_id.len() > MAX_SPIFFE_ID {
+            return Err(Status::invalid_argument(format!("a SPIFFE ID has at most {MAX_SPIFFE_ID} bytes")));
+        }
         let spiffe_id = Some(self.spiffe_id.clone()).filter(|id| !id.is_empty());
         Ok(Kind::Jwts(JwtRequest { audience: Arc::new(self.audience.clone()), spiffe_id }))
     }
@@ -47,9 +53,9 @@ impl Call for JwtSvidRequest {
     }
 }
 
-impl Call for ValidateJwtSvidRequest {
+impl UnaryCall for ValidateJwtSvidRequest {
     type Response = ValidateJwtSvidResponse;
-    /// The roots: a process without an identity is told nothing.
+    /// `Kind::Roots`, so that a process without an identity is refused.
     fn kind(&self) -> Result<Kind, Status> {
         if self.audience.is_empty() {
             return Err(Status::invalid_argument("an audience is required: whom the token must be for"));
@@ -59,7 +65,7 @@ impl Call for ValidateJwtSvidRequest {
     fn answer(self, answer: &Answer) -> Result<ValidateJwtSvidResponse, Status> {
         let validated = answer.roots.jwt_keys.validate(&self.svid, &self.audience, answer.cluster, Clock.wall());
         let validated = validated.map_err(|why| Status::invalid_argument(why.to_string()))?;
-        Ok(ValidateJwtSvidResponse { spiffe_id: validated.spiffe_id, claims: Some(validated.claims.into()) })
+        Ok(ValidateJwtSvidResponse { spiffe_id: validated.spiffe_id, claims: Some(proto_struct(validated.claims)) })
     }
 }
 
@@ -71,7 +77,7 @@ impl FromAnswer for JwtBundlesResponse {
     }
 }
 
-pub(crate) async fn unary<C: Call>(fetch: Fetch, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn unary<C: UnaryCall>(fetch: Fetch, request: Request<Incoming>) -> Response<Body> {
     let codec = ProtoCodec::<C::Response, C>::default();
     let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_REQUEST_BYTES);
     grpc.unary(Once(fetch), request).await
@@ -79,7 +85,7 @@ pub(crate) async fn unary<C: Call>(fetch: Fetch, request: Request<Incoming>) -> 
 
 struct Once(Fetch);
 
-impl<C: Call> UnaryService<C> for Once {
+impl<C: UnaryCall> UnaryService<C> for Once {
     type Response = C::Response;
     type Future = BoxFuture<'static, Result<tonic::Response<C::Response>, Status>>;
 

@@ -10,7 +10,7 @@ mod authority;
 pub mod client;
 pub mod core;
 mod explain;
-pub mod jwt;
+mod jwt;
 mod jwt_calls;
 mod limits;
 pub mod proto;

@@ -7,6 +7,8 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use prost::Message;
+use prost_types::value::Kind;
+use prost_types::{ListValue, NullValue, Struct, Value};
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
@@ -131,63 +133,22 @@ pub struct ValidateJwtSvidResponse {
     pub claims: Option<Struct>,
 }
 
-/// A JSON object (`google.protobuf.Struct`).
-#[derive(Clone, PartialEq, Message)]
-pub struct Struct {
-    #[prost(btree_map = "string, message", tag = "1")]
-    pub fields: BTreeMap<String, Value>,
+/// A JSON object in the types of the standard.
+pub(crate) fn proto_struct(object: serde_json::Map<String, serde_json::Value>) -> Struct {
+    Struct { fields: object.into_iter().map(|(name, value)| (name, proto_value(value))).collect() }
 }
 
-/// A JSON value (`google.protobuf.Value`).
-#[derive(Clone, PartialEq, Message)]
-pub struct Value {
-    #[prost(oneof = "Json", tags = "1, 2, 3, 4, 5, 6")]
-    pub json: Option<Json>,
-}
-
-#[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Json {
-    /// Always 0.
-    #[prost(int32, tag = "1")]
-    Null(i32),
-    #[prost(double, tag = "2")]
-    Number(f64),
-    #[prost(string, tag = "3")]
-    Text(String),
-    #[prost(bool, tag = "4")]
-    Bool(bool),
-    #[prost(message, tag = "5")]
-    Object(Struct),
-    #[prost(message, tag = "6")]
-    Array(Values),
-}
-
-/// A JSON array (`google.protobuf.ListValue`).
-#[derive(Clone, PartialEq, Message)]
-pub struct Values {
-    #[prost(message, repeated, tag = "1")]
-    pub values: Vec<Value>,
-}
-
-impl From<serde_json::Map<String, serde_json::Value>> for Struct {
-    fn from(object: serde_json::Map<String, serde_json::Value>) -> Self {
-        Self { fields: object.into_iter().map(|(name, value)| (name, value.into())).collect() }
-    }
-}
-
-impl From<serde_json::Value> for Value {
-    fn from(value: serde_json::Value) -> Self {
-        use serde_json::Value as J;
-        let json = match value {
-            J::Null => Json::Null(0),
-            J::Bool(bool) => Json::Bool(bool),
-            J::Number(number) => Json::Number(number.as_f64().unwrap_or(f64::NAN)),
-            J::String(text) => Json::Text(text),
-            J::Array(values) => Json::Array(Values { values: values.into_iter().map(Value::from).collect() }),
-            J::Object(object) => Json::Object(object.into()),
-        };
-        Self { json: Some(json) }
-    }
+fn proto_value(value: serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    let kind = match value {
+        Json::Null => Kind::NullValue(NullValue::NullValue.into()),
+        Json::Bool(bool) => Kind::BoolValue(bool),
+        Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
+        Json::String(text) => Kind::StringValue(text),
+        Json::Array(values) => Kind::ListValue(ListValue { values: values.into_iter().map(proto_value).collect() }),
+        Json::Object(object) => Kind::StructValue(proto_struct(object)),
+    };
+    Value { kind: Some(kind) }
 }
 
 /// Encodes `E` and decodes `D`.
@@ -264,7 +225,7 @@ mod tests {
         let request = ValidateJwtSvidRequest { audience: "a".into(), svid: "t".into() };
         assert_eq!(request.encode_to_vec(), b"\x0a\x01a\x12\x01t");
         let claims = serde_json::json!({"a": [true, null, "t"], "n": 1});
-        let claims = claims.as_object().unwrap().clone().into();
+        let claims = proto_struct(claims.as_object().unwrap().clone());
         let response = ValidateJwtSvidResponse { spiffe_id: "s".into(), claims: Some(claims) };
         let list = b"\x32\x0d\x0a\x02\x20\x01\x0a\x02\x08\x00\x0a\x03\x1a\x01t".to_vec();
         let a = [&b"\x0a\x14\x0a\x01a\x12\x0f"[..], &list].concat();

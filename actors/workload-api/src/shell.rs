@@ -17,7 +17,7 @@ use crate::core::{
 };
 use crate::limits::{Looks, Permit};
 use crate::serve::{self, Inbox, Outgoing};
-use crate::shown::shown;
+use crate::shown::{log_signed, shown};
 use crate::socket;
 use crate::svid::{WorkloadSigner, new_svid, new_token, roots};
 
@@ -171,18 +171,6 @@ impl WorkloadApi {
         }
     }
 
-    /// The first failure and the success after it; there is one attempt every 30 s for each of hundreds of workloads.
-    fn log(&self, by: SignId, outcome: &Result<Svid, SignFailure>) {
-        let Some((workload, failed_before)) = self.core.certificates().asked_for(by) else { return };
-        match outcome {
-            Err(SignFailure { why, refused }) if !failed_before => {
-                tracing::warn!(%workload, refused, %why, "no certificate for a workload; retrying");
-            }
-            Ok(_) if failed_before => tracing::info!(%workload, "certificate for a workload again"),
-            _ => tracing::debug!(%workload, signed = outcome.is_ok(), "certificate for a workload"),
-        }
-    }
-
     fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, sender, waiting }: Ask) -> Input {
         self.last = StreamId(self.last.0 + 1);
         let (stream, uid, sender) = (self.last, peer.uid, Arc::new(sender));
@@ -223,10 +211,13 @@ impl Shell for WorkloadApi {
                 Input::Closed(stream)
             }
             Msg::Signed(by, outcome) => {
-                self.log(by, &outcome);
+                log_signed("certificate", self.core.certificates().asked_for(by), outcome.as_ref().err());
                 Input::Signed { by, outcome }
             }
-            Msg::SignedJwt(by, outcome) => Input::SignedJwt { by, outcome },
+            Msg::SignedJwt(by, outcome) => {
+                log_signed("JWT", self.core.tokens().asked_for(by), outcome.as_ref().err());
+                Input::SignedJwt { by, outcome }
+            }
             Msg::Wake => {
                 self.alarm.fired();
                 Input::Woke

@@ -20,13 +20,14 @@ use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point, eventually, event
 use muster_workload_api::client::WorkloadClient;
 use muster_workload_api::core::MAX_STREAMS_OF_USER;
 use muster_workload_api::proto::{
-    Json, JwtBundlesResponse, JwtSvidRequest, SECURITY_HEADER, ValidateJwtSvidRequest, X509BundlesResponse,
-    X509SvidResponse,
+    JwtBundlesResponse, JwtSvidRequest, SECURITY_HEADER, ValidateJwtSvidRequest, X509BundlesResponse, X509SvidResponse,
 };
 use muster_workload_api::{
     Msg, WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec,
 };
+use prost_types::value::Kind;
 use rcgen::KeyPair;
+use serde_json::json;
 use tokio::sync::watch;
 use tonic::{Code, Status, Streaming};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -241,8 +242,14 @@ async fn jwt_is_fetched_and_validated_over_a_rotation() {
     let request = JwtSvidRequest { audience: vec!["db".to_owned()], spiffe_id: String::new() };
     let no_audience = JwtSvidRequest { audience: Vec::new(), ..request.clone() };
     assert_eq!(client.fetch_jwt_svid(no_audience).await.unwrap_err().code(), Code::InvalidArgument);
-    let other = JwtSvidRequest { spiffe_id: "spiffe://x/workload/a/c".to_owned(), ..request.clone() };
-    assert_eq!(client.fetch_jwt_svid(other).await.unwrap_err().code(), Code::PermissionDenied);
+    for (other, code) in [
+        ("spiffe://x/workload/a/c".to_owned(), Code::PermissionDenied),
+        ("x".repeat(2048), Code::PermissionDenied),
+        ("x".repeat(2049), Code::InvalidArgument),
+    ] {
+        let other = JwtSvidRequest { spiffe_id: other, ..request.clone() };
+        assert_eq!(client.fetch_jwt_svid(other).await.unwrap_err().code(), code);
+    }
     let first = client.fetch_jwt_svid(request.clone()).await.unwrap().svids;
     let id = format!("spiffe://{}/workload/a/b", node.leader.cluster);
     assert_eq!(first.iter().map(|svid| svid.spiffe_id.as_str()).collect::<Vec<_>>(), [id.as_str()]);
@@ -253,7 +260,7 @@ async fn jwt_is_fetched_and_validated_over_a_rotation() {
     let good = client.validate_jwt_svid(validate("db")).await.unwrap();
     assert_eq!(good.spiffe_id, id);
     let claims = good.claims.unwrap().fields;
-    assert_eq!(claims["sub"].json, Some(Json::Text(id.clone())));
+    assert_eq!(claims["sub"].kind, Some(Kind::StringValue(id.clone())));
     for wrong in ["", "other"] {
         assert_eq!(client.validate_jwt_svid(validate(wrong)).await.unwrap_err().code(), Code::InvalidArgument);
     }
@@ -289,6 +296,23 @@ async fn process_without_an_entry_learns_nothing_about_jwts() {
     assert_eq!(client.fetch_jwt_bundles().await.unwrap_err().code(), Code::PermissionDenied);
     let validate = ValidateJwtSvidRequest { audience: "db".to_owned(), svid: "a.b.c".to_owned() };
     assert_eq!(client.validate_jwt_svid(validate).await.unwrap_err().code(), Code::PermissionDenied);
+    drop(client);
+    node.harness.finish().await;
+}
+
+#[tokio::test]
+async fn failed_jwts_are_shown_without_their_audience() {
+    let node = Node::with(vec![WorkloadEntry { jwt: true, ..own("a/b") }]).await;
+    node.leader.away.store(true, Ordering::Relaxed);
+    let mut client = node.client().await;
+    let request = JwtSvidRequest { audience: vec!["db".to_owned()], spiffe_id: String::new() };
+    assert_eq!(client.fetch_jwt_svid(request.clone()).await.unwrap_err().code(), Code::Unavailable);
+    let failed = json!({"held": 0, "signing": 0, "failed": 1, "failing": {"a/b": "no leader"}});
+    node.harness.until(PATH, "the failure", |actor| actor.view["jwts"] == failed).await;
+    node.leader.away.store(false, Ordering::Relaxed);
+    eventually_some("a JWT", async || client.fetch_jwt_svid(request.clone()).await.ok()).await;
+    let held = json!({"held": 1, "signing": 0, "failed": 0, "failing": {}});
+    node.harness.until(PATH, "the JWT", |actor| actor.view["jwts"] == held).await;
     drop(client);
     node.harness.finish().await;
 }

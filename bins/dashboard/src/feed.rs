@@ -80,10 +80,16 @@ impl Answer {
             Answer::Certificates(certificates) => certificates.len(),
             Answer::Users(users) => users.len(),
             Answer::Tokens(tokens) => tokens.len(),
+            // A manager has a session for each node that is connected to it.
+            Answer::ManagerActors(trees) => trees.iter().filter_map(|of| of.root.as_ref()).map(actors_in).sum(),
             _ => 0,
         };
         u32::try_from(rows).unwrap_or(u32::MAX)
     }
+}
+
+fn actors_in(tree: &ActorNode) -> usize {
+    1 + tree.children.iter().map(actors_in).sum::<usize>()
 }
 
 /// The newest answer, and why a newer one is missing.
@@ -427,15 +433,24 @@ mod tests {
 
     #[test]
     fn long_lists_are_asked_less_often() {
-        let pause = |topic: Topic, idle: bool, rows: u32| {
+        let pause_after = |topic: Topic, idle: bool, answer: Answer| {
             let mut sample = Sample::default();
-            sample.take(Ok(tokens(rows)), WallTime(0));
+            sample.take(Ok(answer), WallTime(0));
             let pauses = [true, false].map(|changed| topic.pause(idle, changed, &sample));
             (pauses[0].as_secs(), pauses[1].as_secs())
         };
+        let pause = |topic: Topic, idle: bool, rows: u32| pause_after(topic, idle, tokens(rows));
         assert_eq!(pause(Topic::Nodes, false, 0), (1, 1));
         assert_eq!(pause(Topic::Nodes, false, 10_000), (11, 51));
         assert_eq!(pause(Topic::Certificates, false, 10_000).1, 55);
+        let sessions = vec![ActorNode::unknown("node/manager/sessions/session"); 10_000];
+        let root = Some(ActorNode { children: sessions, ..ActorNode::unknown("node") });
+        let node = NodeId::from_entropy(1);
+        let trees = vec![
+            NodeActorsView { node, name: None, root, error: None },
+            NodeActorsView { node, name: None, root: None, error: None },
+        ];
+        assert_eq!(pause_after(Topic::ManagerActors, false, Answer::ManagerActors(trees)).1, 55);
         assert_eq!((pause(Topic::Status, false, 0).1, pause(Topic::Status, true, 0).1), (1, IDLE_PAUSE.as_secs()));
     }
 

@@ -149,8 +149,6 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::PermissionsExt;
 
-    use clap::Parser;
-
     use super::*;
 
     fn faults(text: &str, flags: &[&str]) -> Vec<ConfigFault> {
@@ -158,7 +156,7 @@ mod tests {
         let file = dir.path().join("m.toml");
         std::fs::write(&file, text).unwrap();
         let args = [&["musterd", "--config", file.to_str().unwrap()], flags].concat();
-        faults_of(Args::try_parse_from(args).unwrap())
+        faults_of(Args::of(args).unwrap())
     }
 
     fn of(faults: &[ConfigFault]) -> Vec<(Option<&str>, Option<usize>)> {
@@ -235,7 +233,7 @@ mod tests {
         let file = dir.path().join(std::ffi::OsStr::from_bytes(b"m\xff.toml"));
         std::fs::write(&file, "data_dir = \"/d\"\nlissen = 1\n").unwrap();
         let args = ["musterd".into(), "--config".into(), file.into_os_string()];
-        let found = faults_of(Args::try_parse_from(args).unwrap());
+        let found = faults_of(Args::of(args).unwrap());
         let text = serde_json::to_string(&found).unwrap();
         assert!(text.contains("m\u{fffd}.toml") && text.contains("lissen"), "{text}");
     }
@@ -249,7 +247,7 @@ mod tests {
             let file = dir.path().join("m.toml");
             std::fs::write(&file, format!("data_dir = \"/d\"\njoin = [\"127.0.0.1:1\"]\n{text}\n")).unwrap();
             let args = [&["musterd", "--config", file.to_str().unwrap()], flags].concat();
-            config::read(Args::try_parse_from(args).unwrap()).0.token
+            config::read(Args::of(args).unwrap()).0.token
         };
         let from_file = token(&format!("token_file = {good:?}"), &[]);
         assert!(matches!(&from_file, Some(Ok(token)) if token.expose() == "MSTR-1-a-b"), "{from_file:?}");
@@ -262,11 +260,11 @@ mod tests {
     #[test]
     fn a_relative_data_directory_is_where_it_starts() {
         let args = ["musterd", "--data-dir", "some/where", "--metrics", "off", "--listen", "127.0.0.1:0"];
-        let (config, found) = config::read(Args::try_parse_from(args).unwrap());
+        let (config, found) = config::read(Args::of(args).unwrap());
         let here = std::env::current_dir().unwrap();
         assert_eq!((&config.data_dir, found.into_found()), (&here.join("some/where"), vec![]));
         assert_eq!(config.socket, here.join("some/where/muster.sock"));
-        assert_eq!(faults_of(Args::try_parse_from(args).unwrap()), []);
+        assert_eq!(faults_of(Args::of(args).unwrap()), []);
         let found = faults("data_dir = \"\"\n", &[]);
         assert_eq!(of(&found)[0], (Some("data_dir"), Some(1)), "{found:#?}");
     }

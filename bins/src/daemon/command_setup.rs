@@ -5,14 +5,14 @@
 //!                    must be one of them.
 //! Why both are this node's own configuration: an operator's stolen identity must not become root, or read secrets, on every node.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use muster_messages::CommandOptions;
-use muster_pki::private::is_trusted;
-use rustix::fs::OFlags;
+use muster_pki::private::{Symlinks, is_trusted, open_regular, read_text};
 
 use super::settings::Reconcilers;
 use crate::guard::{Attributes, UserIds};
@@ -36,15 +36,26 @@ pub(super) struct CommandSetup {
     pub environment: Vec<(String, String)>,
 }
 
-/// Whether this node's configuration permits these options. What it does not permit makes the node no candidate.
-pub(super) fn permits(configured: &Reconcilers, options: &CommandOptions) -> Result<(), String> {
-    permits_as(rustix::process::geteuid().as_raw(), configured, options)
+/// The user that runs musterd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OwnUser {
+    uid: u32,
+    /// Its names on this machine.
+    names: BTreeSet<String>,
 }
 
-/// The same for a musterd of this user. A root that lists users says as whom commands run: it would otherwise be the one user that cannot
-/// be forbidden.
-fn permits_as(own: u32, configured: &Reconcilers, options: &CommandOptions) -> Result<(), String> {
-    let only_listed = own == 0 && !configured.users.is_empty();
+impl OwnUser {
+    /// Reads the names once: actors ask [`permits`], and must not wait for a file.
+    pub fn of_this_process() -> Self {
+        let uid = rustix::process::geteuid().as_raw();
+        Self { uid, names: names_in(&std::fs::read_to_string(PASSWD).unwrap_or_default(), uid) }
+    }
+}
+
+/// Whether this node's configuration permits these options to a musterd of this user. What it does not permit makes the node no candidate.
+/// A root that lists users says as whom commands run: it would otherwise be the one user that cannot be forbidden.
+pub(super) fn permits(own: &OwnUser, configured: &Reconcilers, options: &CommandOptions) -> Result<(), String> {
+    let only_listed = own.uid == 0 && !configured.users.is_empty();
     let is_listed = |name: &str| configured.users.iter().any(|listed| listed == name);
     match &options.user {
         None if only_listed && !is_listed(ROOT) => {
@@ -54,7 +65,7 @@ fn permits_as(own: u32, configured: &Reconcilers, options: &CommandOptions) -> R
                     .to_owned(),
             );
         }
-        Some(name) if !is_listed(name) && (only_listed || !user(name).is_ok_and(|user| user.uid == own)) => {
+        Some(name) if !is_listed(name) && (only_listed || !own.names.contains(name)) => {
             return Err(format!(
                 "this node does not run commands as user {name}: `[reconcilers] users` of its configuration lists those that it may become"
             ));
@@ -70,13 +81,17 @@ fn permits_as(own: u32, configured: &Reconcilers, options: &CommandOptions) -> R
 }
 
 /// Reads what the options name, now. The text says what is missing on this node.
-pub(super) fn set_up(configured: &Reconcilers, options: &CommandOptions) -> Result<CommandSetup, String> {
-    permits(configured, options)?;
+pub(super) fn set_up(
+    own: &OwnUser,
+    configured: &Reconcilers,
+    options: &CommandOptions,
+) -> Result<CommandSetup, String> {
+    permits(own, configured, options)?;
     let mut setup = CommandSetup::default();
     setup.attributes.limits = options.limits;
     if let Some(name) = &options.user {
         let found = user(name)?;
-        let own = rustix::process::geteuid().as_raw();
+        let own = own.uid;
         if found.uid != own {
             if !may_become_another_user() {
                 return Err(format!(
@@ -141,6 +156,15 @@ fn user(name: &str) -> Result<UserRecord, String> {
     user_in(&read(PASSWD)?, &read(GROUP).unwrap_or_default(), name).ok_or_else(missing)
 }
 
+/// The names of a user. See passwd(5).
+fn names_in(passwd: &str, uid: u32) -> BTreeSet<String> {
+    let name = |line: &str| match line.split(':').collect::<Vec<_>>().as_slice() {
+        [name, _, id, ..] if id_in(id) == Some(uid) => Some((*name).to_owned()),
+        _ => None,
+    };
+    passwd.lines().filter_map(name).collect()
+}
+
 /// See passwd(5) and group(5).
 fn user_in(passwd: &str, group: &str, name: &str) -> Option<UserRecord> {
     let mut fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
@@ -161,40 +185,27 @@ fn user_in(passwd: &str, group: &str, name: &str) -> Option<UserRecord> {
     Some(UserRecord { uid, gid, groups, home })
 }
 
-/// The highest number is no user and no group: to setresuid(2) it means to change nothing.
+/// `u32::MAX` is not a valid id: setresuid(2) reads it as “leave unchanged”.
 fn id_in(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| *id != u32::MAX)
 }
 
 /// `NAME=VALUE` lines of a file that only its owner can read. No refusal repeats its content.
 fn read_environment(path: &Path) -> Result<Vec<(String, String)>, String> {
-    // NONBLOCK: a pipe in its place would block until it is written to.
-    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).expect("these flags of open(2) are small");
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let file = opened.map_err(|error| match error.kind() {
+    let file = open_regular(path, Symlinks::Refused).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             "this file with the command's environment is missing on this node; create it with mode 0600".to_owned()
-        }
-        _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-            "a symbolic link is not followed; name the file itself".to_owned()
         }
         _ => format!("cannot open this file with the command's environment: {error}"),
     })?;
     check(&file)?;
-    let mut text = String::new();
-    let read = file.take(MAX_ENV_FILE_BYTES + 1).read_to_string(&mut text);
-    read.map_err(|error| format!("cannot read this file with the command's environment: {error}"))?;
-    if text.len() as u64 > MAX_ENV_FILE_BYTES {
-        return Err(format!("a file with an environment has {MAX_ENV_FILE_BYTES} bytes at most"));
-    }
+    let text = read_text(file, MAX_ENV_FILE_BYTES)
+        .map_err(|error| format!("cannot read this file with the command's environment: {error}"))?;
     environment_in(&text)
 }
 
 fn check(file: &File) -> Result<(), String> {
     let found = file.metadata().map_err(|error| format!("cannot inspect it: {error}"))?;
-    if !found.is_file() {
-        return Err("it is not a regular file".to_owned());
-    }
     if !is_trusted(found.uid()) {
         return Err(format!(
             "it belongs to user {}; it must belong to root or to the user that runs musterd",

@@ -21,8 +21,21 @@ fn id_that_would_change_nothing_is_no_user_or_group() {
     for passwd in ["a:x:4294967295:1::/:/bin/sh", "a:x:1:4294967295::/:/bin/sh"] {
         assert_eq!(user_in(passwd, "", "a"), None, "{passwd}");
     }
+    assert!(names_in("a:x:4294967295:1::/:/bin/sh", u32::MAX).is_empty());
     let found = user_in("a:x:4294967294:1::/:/bin/sh", "all:x:4294967295:a\n", "a").unwrap();
     assert_eq!((found.uid, found.groups), (4_294_967_294, vec![1]));
+}
+
+/// The user of the first line.
+fn own_of(passwd: &str) -> OwnUser {
+    let uid = passwd.split(':').nth(2).unwrap().parse().unwrap();
+    OwnUser { uid, names: names_in(passwd, uid) }
+}
+
+#[test]
+fn own_user_may_have_several_names() {
+    let own = own_of("shop:x:990:990::/:\nroot:x:0:0::/:\nbroken\nalias:x:990:991::/:\n");
+    assert_eq!(own.names, ["alias".to_owned(), "shop".to_owned()].into());
 }
 
 /// RUN-8.
@@ -33,23 +46,26 @@ fn root_with_a_list_of_users_runs_commands_only_as_those() {
         ..Reconcilers::default()
     };
     let as_user = |name: Option<&str>| CommandOptions { user: name.map(str::to_owned), ..CommandOptions::default() };
-    let (root, other) = (0, 4_000_000_000);
+    let [root, other] = ["root:x:0:", "shop:x:990:"].map(own_of);
     // Who runs it, whom its configuration lists, whom the definition names, and whether that is permitted.
     for (own, listed, named, permitted) in [
-        (root, &[][..], None, true),
-        (root, &[], Some("root"), true),
-        (root, &["migrate"], None, false),
-        (root, &["migrate"], Some("root"), false),
-        (root, &["migrate"], Some("migrate"), true),
-        (root, &["migrate", "root"], None, true),
-        (root, &["migrate", "root"], Some("root"), true),
-        (other, &["migrate"], None, true),
-        (other, &["migrate"], Some("root"), false),
+        (&root, &[][..], None, true),
+        (&root, &[], Some("root"), true),
+        (&root, &["migrate"], None, false),
+        (&root, &["migrate"], Some("root"), false),
+        (&root, &["migrate"], Some("migrate"), true),
+        (&root, &["migrate", "root"], None, true),
+        (&root, &["migrate", "root"], Some("root"), true),
+        (&other, &["migrate"], None, true),
+        (&other, &["migrate"], Some("root"), false),
+        (&other, &["migrate"], Some("shop"), true),
+        (&other, &[], Some("shop"), true),
+        (&other, &[], Some("migrate"), false),
     ] {
-        let found = permits_as(own, &users(listed), &as_user(named));
-        assert_eq!(found.is_ok(), permitted, "{own} {listed:?} {named:?} {found:?}");
+        let found = permits(own, &users(listed), &as_user(named));
+        assert_eq!(found.is_ok(), permitted, "{own:?} {listed:?} {named:?} {found:?}");
     }
-    let refused = permits_as(root, &users(&["migrate"]), &as_user(None)).unwrap_err();
+    let refused = permits(&root, &users(&["migrate"]), &as_user(None)).unwrap_err();
     assert!(refused.contains("as root") && refused.contains("[reconcilers] users"), "{refused}");
 }
 
@@ -84,9 +100,13 @@ fn environment_file_must_be_private() {
     mode(0o600);
     assert_eq!(read_environment(&file).unwrap(), [("A".to_owned(), "1".to_owned())]);
     assert!(read_environment(&link).unwrap_err().contains("symbolic link"));
-    assert!(read_environment(folder.path()).unwrap_err().contains("regular file"));
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for other in [folder.path(), &pipe] {
+        assert!(read_environment(other).unwrap_err().contains("not a regular file"));
+    }
     std::fs::write(&file, "A=1\n".repeat(20_000)).unwrap();
-    assert!(read_environment(&file).unwrap_err().contains("65536 bytes at most"));
+    assert!(read_environment(&file).unwrap_err().contains("larger than 65536 bytes"));
 }
 
 /// RUN-8.
@@ -97,11 +117,11 @@ fn only_configured_users_and_files_are_used() {
     std::fs::write(&file, "A=1\n").unwrap();
     std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     let file = file.to_str().unwrap().to_owned();
-    let none = Reconcilers::default();
+    let (none, own_user) = (Reconcilers::default(), OwnUser::of_this_process());
     let files = CommandOptions { env_files: vec![file.clone()], ..CommandOptions::default() };
-    assert!(set_up(&none, &files).unwrap_err().contains("[reconcilers] env_files"));
+    assert!(set_up(&own_user, &none, &files).unwrap_err().contains("[reconcilers] env_files"));
     let listed = Reconcilers { env_files: vec![file], ..Reconcilers::default() };
-    assert_eq!(set_up(&listed, &files).unwrap().environment.len(), 1);
+    assert_eq!(set_up(&own_user, &listed, &files).unwrap().environment.len(), 1);
     // The user that runs this is always allowed: nothing changes.
     let passwd = std::fs::read_to_string(PASSWD).unwrap();
     let own = rustix::process::geteuid().as_raw();
@@ -111,30 +131,30 @@ fn only_configured_users_and_files_are_used() {
     };
     let as_user = |name: Option<String>| CommandOptions { user: name, ..CommandOptions::default() };
     if let Some(own) = named(own) {
-        assert_eq!(set_up(&none, &as_user(Some(own))), Ok(CommandSetup::default()));
+        assert_eq!(set_up(&own_user, &none, &as_user(Some(own))), Ok(CommandSetup::default()));
     }
     let other = named(if own == 65534 { 0 } else { 65534 }).expect("`nobody` or `root` exists");
-    let refused = set_up(&none, &as_user(Some(other.clone()))).unwrap_err();
+    let refused = set_up(&own_user, &none, &as_user(Some(other.clone()))).unwrap_err();
     assert!(refused.contains("[reconcilers] users"), "{refused}");
     let listed = Reconcilers { users: vec![other.clone(), "nobody-at-all".to_owned()], ..Reconcilers::default() };
-    let allowed = set_up(&listed, &as_user(Some(other.clone())));
+    let allowed = set_up(&own_user, &listed, &as_user(Some(other.clone())));
     match may_become_another_user() {
         true => assert_eq!(allowed.unwrap().attributes.user.unwrap().name, other),
         false => assert!(allowed.unwrap_err().contains("CAP_SETUID")),
     }
-    let unknown = set_up(&listed, &as_user(Some("nobody-at-all".to_owned()))).unwrap_err();
+    let unknown = set_up(&own_user, &listed, &as_user(Some("nobody-at-all".to_owned()))).unwrap_err();
     assert!(unknown.contains("no user nobody-at-all"), "{unknown}");
 }
 
 #[test]
 fn directory_and_limits_are_taken_over() {
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, own_user) = (tempfile::tempdir().unwrap(), OwnUser::of_this_process());
     let directory = folder.path().to_str().unwrap().to_owned();
     let limits = CommandLimits { open_files: Some(64), ..CommandLimits::default() };
     let options = CommandOptions { directory: Some(directory.clone()), limits, ..CommandOptions::default() };
-    let attributes = set_up(&Reconcilers::default(), &options).unwrap().attributes;
+    let attributes = set_up(&own_user, &Reconcilers::default(), &options).unwrap().attributes;
     assert_eq!(attributes, Attributes { user: None, directory: Some(directory.clone().into()), limits });
     let missing = CommandOptions { directory: Some(format!("{directory}/none")), ..CommandOptions::default() };
-    let refused = set_up(&Reconcilers::default(), &missing).unwrap_err();
+    let refused = set_up(&own_user, &Reconcilers::default(), &missing).unwrap_err();
     assert!(refused.contains("/none") && refused.contains("create it here"), "{refused}");
 }

@@ -22,7 +22,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, oneshot, watch};
 
-use super::command_setup::{self, CommandSetup};
+use super::command_setup::{self, CommandSetup, OwnUser};
 use super::run_logs::{RunLog, RunLogs};
 use super::settings::Reconcilers;
 use crate::guard::{Attributes, Exit, Guarded, Launch, News, Reading, Report, Streams};
@@ -36,13 +36,15 @@ static SETUPS: Semaphore = Semaphore::const_new(32);
 
 /// What this node runs for definitions, as configured now.
 pub(super) struct Allowed {
+    own: Arc<OwnUser>,
     configured: Mutex<Reconcilers>,
     changes: watch::Sender<()>,
 }
 
 impl Allowed {
     pub fn new(configured: Reconcilers) -> Self {
-        Self { configured: Mutex::new(configured), changes: watch::Sender::new(()) }
+        let own = Arc::new(OwnUser::of_this_process());
+        Self { own, configured: Mutex::new(configured), changes: watch::Sender::new(()) }
     }
 
     /// Replaces it.
@@ -73,7 +75,7 @@ impl CommandRunner for Commands {
     }
 
     fn permits(&self, options: &CommandOptions) -> bool {
-        command_setup::permits(&self.allowed.configured(), options).is_ok()
+        command_setup::permits(&self.allowed.own, &self.allowed.configured(), options).is_ok()
     }
 
     fn changes(&self) -> watch::Receiver<()> {
@@ -93,7 +95,7 @@ impl CommandRunner for Commands {
             );
             return std::future::ready(not_started(why)).boxed();
         }
-        let configured = self.allowed.configured().clone();
+        let (own, configured) = (Arc::clone(&self.allowed.own), self.allowed.configured().clone());
         // The command may change its directory before it connects.
         let socket = std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone());
         let socket = socket.to_string_lossy().into_owned();
@@ -103,9 +105,9 @@ impl CommandRunner for Commands {
         tokio::spawn(async move {
             let (options, cancelled) = (order.options.clone(), order.cancelled.clone());
             let setup = match options == CommandOptions::default() {
-                true => command_setup::set_up(&configured, &options), // reads nothing
+                true => command_setup::set_up(&own, &configured, &options), // reads nothing
                 false => {
-                    let set_up = move || command_setup::set_up(&configured, &options);
+                    let set_up = move || command_setup::set_up(&own, &configured, &options);
                     ready(set_up, unwanted(&mut tell, cancelled.cancelled())).await
                 }
             };
@@ -135,15 +137,15 @@ async fn unwanted(tell: &mut oneshot::Sender<CommandEnd>, cancelled: impl Future
 }
 
 /// What `set_up` answers, in a thread of its own: files may be on a slow disk. It is not waited for when the command is no longer wanted,
-/// since the term lasts until this ends and a file system may hang for ever.
+/// since the term lasts until this ends and a file system may hang.
 async fn ready(
     set_up: impl FnOnce() -> Result<CommandSetup, String> + Send + 'static,
     unwanted: impl Future<Output = ()>,
 ) -> Result<CommandSetup, String> {
     let answered = async {
-        let turn = SETUPS.acquire().await.expect("it is never closed");
+        let permit = SETUPS.acquire().await.expect("SETUPS is never closed");
         let answer = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+            let _permit = permit;
             set_up()
         });
         answer.await.unwrap_or_else(|error| Err(error.to_string()))

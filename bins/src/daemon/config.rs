@@ -4,9 +4,11 @@ mod file;
 mod token;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use muster_messages::Secret;
 use serde::{Deserialize, Serialize};
 
@@ -119,6 +121,16 @@ pub struct Args {
     /// See [`Args::again`].
     #[arg(skip)]
     again: bool,
+    /// Which of the token and its file were given as flags, not as variables.
+    #[arg(skip)]
+    token_flags: TokenFlags,
+}
+
+/// See [`Args::of`].
+#[derive(Clone, Copy, Debug, Default)]
+struct TokenFlags {
+    token: bool,
+    token_file: bool,
 }
 
 const AFTER_HELP: &str = "\
@@ -132,6 +144,17 @@ Run one manager, or three or five: with two, the loss of either stops the cluste
 Precedence: flag, then MUSTER_… environment, then the file of --config, then the default.";
 
 impl Args {
+    /// The arguments of a command line, the program's name first. To be used instead of [`Parser::try_parse_from`], which does not tell a
+    /// flag from a variable.
+    ///
+    /// # Errors
+    /// What clap has to say, also where that is the help.
+    pub fn of<T: Into<OsString> + Clone>(line: impl IntoIterator<Item = T>) -> Result<Self, clap::Error> {
+        let given = Self::command().try_get_matches_from(line)?;
+        let is_flag = |name: &str| given.value_source(name) == Some(ValueSource::CommandLine);
+        let token_flags = TokenFlags { token: is_flag("token"), token_file: is_flag("token_file") };
+        Ok(Self { token_flags, ..Self::from_arg_matches(&given)? })
+    }
     /// Whether a file is read, which can change while the daemon runs.
     pub fn has_file(&self) -> bool {
         self.config.is_some()
@@ -347,13 +370,8 @@ pub fn read(args: Args) -> (Config, Faults) {
             None => faults.add_flag("labels", format!("--label {label:?}: write it as K=V")),
         }
     }
-    let is_variable = |name: &str, value: Option<&std::ffi::OsStr>| value == std::env::var_os(name).as_deref();
-    let (token_is_variable, file_is_variable) = (
-        is_variable("MUSTER_TOKEN", args.token.as_deref().map(AsRef::as_ref)),
-        is_variable("MUSTER_TOKEN_FILE", args.token_file.as_deref().map(AsRef::as_ref)),
-    );
-    let token = |flag: bool| args.token.clone().filter(|_| token_is_variable != flag);
-    let token_file = |flag: bool| args.token_file.clone().filter(|_| file_is_variable != flag);
+    let token = |flag: bool| args.token.clone().filter(|_| args.token_flags.token == flag);
+    let token_file = |flag: bool| args.token_file.clone().filter(|_| args.token_flags.token_file == flag);
     let flags = Pair { token: token(true), file: token_file(true) };
     if flags.token.is_some() && flags.file.is_some() {
         faults.add("token", "--token and --token-file: give one of them");
@@ -443,7 +461,7 @@ mod tests {
 
     fn config(args: &[&str]) -> Result<Config, BadConfig> {
         let all = std::iter::once(&"musterd").chain(args);
-        load(Args::try_parse_from(all).unwrap())
+        load(Args::of(all).unwrap())
     }
 
     #[test]

@@ -316,6 +316,7 @@ impl Serving {
             limits: config.settings.api(),
             metrics: metrics::locked_port(),
             explain_workloads: None,
+            certificate_lifetime: None,
             run_logs: None,
             locked: Some(Arc::clone(waiting) as Arc<dyn LockedDaemon>),
         });

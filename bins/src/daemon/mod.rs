@@ -31,7 +31,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::boot::Exit;
@@ -52,7 +52,7 @@ pub fn command() -> clap::Command {
 /// Runs the daemon with these arguments, the program's name first.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     guard::become_daemon();
-    let args = match Args::try_parse_from(args) {
+    let args = match Args::of(args) {
         Ok(args) => args,
         Err(error) => {
             let _closed = error.print();

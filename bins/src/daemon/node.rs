@@ -317,6 +317,7 @@ fn wire(
         limits: config.settings.api(),
         metrics: metrics::port(measured.clone()),
         explain_workloads: workloads::explain(&config, &workloads_known),
+        certificate_lifetime: Some(config.settings.certificates().node_lifetime),
         run_logs: Some(Arc::clone(&run_logs) as _),
         locked: None,
     });

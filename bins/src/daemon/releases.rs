@@ -9,7 +9,8 @@
 //! Owns        the files as they were read last.
 //! Outputs     the declared releases, for the node's reconcilers; faults, in its view and in the log.
 //! Invariants  DECLARE-1  a file that cannot be used changes nothing: what it declared before stays until it can be used, or is gone.
-//!             DECLARE-2  nothing is run as the node's own release while a declaration for its scope may be there and was never read.
+//!             DECLARE-2  nothing is run as the node's own release while a declaration for its scope may be there and is not known: before
+//!                    the first look has ended, and while the directory cannot be read or does not answer.
 //! Why it is looked at and not watched: a directory may be on any file system, or be made later; a change counts within a second.
 
 use std::path::PathBuf;
@@ -26,12 +27,16 @@ mod files;
 
 /// A deployment waits for at most twice this.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// A directory with a few small files takes milliseconds.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Messages of the actor, all sent by itself.
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum Msg {
     Look,
+    /// This look has taken too long, unless it has ended.
+    Overdue(u64),
     Looked(Result<Files, String>),
 }
 
@@ -44,33 +49,31 @@ pub struct ReleasesShell {
     /// Outlive a crash: a successor without them would take a file with a fault for one that never declared anything.
     files: Slot<Files>,
     found: Found,
-    /// Looks that ended, of this incarnation. Who has changed a file knows by them that it was seen.
+    begun: u64,
+    /// Looks completed since the actor started. The command line compares them: after two more, a file written before was read.
     looks: u64,
 }
 
-/// The actor, and what is declared at the start: reconcilers do not begin as another release.
+/// The actor, and what it declares: until its first look has ended, nothing is known of any scope.
 pub fn spec(directory: PathBuf, release: String) -> (Spec, Releases) {
     let (releases, files) = (Releases::default(), Slot::new());
-    // Others are told where it is.
+    releases.declare_all(Declared { incomplete: true, ..Declared::default() });
+    // Absolute, because the command line shows and uses it.
     let directory = std::path::absolute(&directory).unwrap_or(directory);
-    match look(&directory, &Files::new()) {
-        Ok(first) => {
-            releases.declare_all(declared(&first).declared);
-            files.set(first);
-        }
-        Err(_) => releases.declare_all(Declared { incomplete: true, ..Declared::default() }),
-    }
     let shared = releases.clone();
-    let make = move || {
-        let (directory, release, releases) = (directory.clone(), release.clone(), shared.clone());
-        let (files, found) = (files.clone(), Found::default());
-        Ok(ReleasesShell { directory, release, releases, files, found, looks: 0 })
-    };
+    let make = move || Ok(ReleasesShell::new(directory.clone(), release.clone(), shared.clone(), files.clone()));
     (Spec::actor("releases", Address::new(8), make).contained(), releases)
 }
 
 impl ReleasesShell {
-    fn look(&self, cx: &Cx<Msg>) {
+    fn new(directory: PathBuf, release: String, releases: Releases, files: Slot<Files>) -> Self {
+        Self { directory, release, releases, files, found: Found::default(), begun: 0, looks: 0 }
+    }
+
+    /// One look at a time: a file system that hangs holds one thread.
+    fn look(&mut self, cx: &Cx<Msg>) {
+        self.begun += 1;
+        cx.after(LOOK_TIMEOUT, Msg::Overdue(self.begun));
         let (directory, known) = (self.directory.clone(), self.files.get().unwrap_or_default());
         cx.report(async move {
             let looked = tokio::task::spawn_blocking(move || look(&directory, &known)).await;
@@ -84,18 +87,34 @@ impl ReleasesShell {
             Ok(files) => {
                 let found = declared(&files);
                 self.files.set(files);
-                if *self.releases.declared() != found.declared {
+                if self.releases.declared().scopes != found.declared.scopes {
                     tracing::info!(declared = ?found.declared.scopes, "the declared releases changed");
                 }
                 self.releases.declare_all(found.declared.clone());
                 found
             }
-            // What is declared stays. Every scope may be concerned.
-            Err(why) => {
-                let declared = Declared { incomplete: true, ..Declared::clone(&self.releases.declared()) };
-                Found { declared, faults: vec![why], ..Found::default() }
-            }
+            Err(why) => self.in_doubt(why),
         };
+        self.show(found);
+    }
+
+    /// The look in progress has not ended in time.
+    fn overdue(&mut self, look: u64) {
+        if look > self.looks {
+            let (directory, limit) = (self.directory.display(), LOOK_TIMEOUT.as_secs());
+            let found = self.in_doubt(format!("{directory} was not read within {limit} s; its file system may hang"));
+            self.show(found);
+        }
+    }
+
+    /// DECLARE-2. What is declared stays. Any other scope may be declared, too.
+    fn in_doubt(&self, why: String) -> Found {
+        let declared = Declared { incomplete: true, ..Declared::clone(&self.releases.declared()) };
+        self.releases.declare_all(declared.clone());
+        Found { declared, faults: vec![why], ..Found::default() }
+    }
+
+    fn show(&mut self, found: Found) {
         if found.faults != self.found.faults {
             for fault in &found.faults {
                 tracing::warn!(%fault, "a declaration of a release cannot be used");
@@ -117,6 +136,7 @@ impl Shell for ReleasesShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
             Msg::Look => self.look(cx),
+            Msg::Overdue(look) => self.overdue(look),
             Msg::Looked(looked) => {
                 self.take(looked);
                 cx.after(CHECK_INTERVAL, Msg::Look);
@@ -131,10 +151,83 @@ impl Shell for ReleasesShell {
             "directory": self.directory,
             "release": self.release,
             "declared": declared.scopes,
-            "incomplete": declared.incomplete || self.found.declared.incomplete,
+            "incomplete": declared.incomplete,
             "faults": self.found.faults,
             "faulty": self.found.faulty,
             "looks": self.looks,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: &str = "9.0.0";
+
+    fn shell(directory: &str, (releases, files): (&Releases, &Slot<Files>)) -> ReleasesShell {
+        ReleasesShell::new(directory.into(), OWN.to_owned(), releases.clone(), files.clone())
+    }
+
+    fn of(releases: &Releases, scope: &str) -> String {
+        let found = releases.declared().of_scope(scope, &OWN.parse().unwrap());
+        found.map_or_else(|| "in doubt".to_owned(), |release| release.to_string())
+    }
+
+    /// DECLARE-2.
+    #[test]
+    fn every_scope_is_in_doubt_until_the_directory_was_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_spec, releases) = spec(folder.path().to_owned(), OWN.to_owned());
+        assert_eq!(of(&releases, "shop"), "in doubt");
+        let mut shell = shell("", (&releases, &Slot::new()));
+        shell.take(look(&folder.path().join("missing"), &Files::new()));
+        assert_eq!((of(&releases, "shop").as_str(), &shell.view()["incomplete"]), (OWN, &false.into()));
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        shell.take(look(&file, &Files::new()));
+        assert_eq!((of(&releases, "shop").as_str(), &shell.view()["incomplete"]), ("in doubt", &true.into()));
+    }
+
+    /// DECLARE-1 and DECLARE-2, also across a crash.
+    #[test]
+    fn unreadable_directory_leaves_what_it_declared() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("shop.toml"), "scope = \"shop\"\nrelease = \"1.2.0\"\n").unwrap();
+        let shared = (&Releases::default(), &Slot::new());
+        let mut first = shell("", shared);
+        first.take(look(folder.path(), &Files::new()));
+        let both = || (of(shared.0, "shop"), of(shared.0, "mail"));
+        let known = |shop: &str, mail: &str| (shop.to_owned(), mail.to_owned());
+        assert_eq!(both(), known("1.2.0", OWN));
+        first.take(Err("stale file handle".to_owned()));
+        assert_eq!(both(), known("1.2.0", "in doubt"));
+        assert_eq!((&first.view()["incomplete"], &first.view()["looks"]), (&true.into(), &2.into()));
+        drop(first);
+        // A successor has the files: what one declared stays although it cannot be used now.
+        std::fs::write(folder.path().join("shop.toml"), "scope = ").unwrap();
+        let mut second = shell("", shared);
+        let files = second.files.get().unwrap_or_default();
+        second.take(look(folder.path(), &files));
+        assert_eq!(both(), known("1.2.0", OWN));
+        assert_eq!(second.view()["faulty"], json!(["shop"]));
+    }
+
+    /// DECLARE-2.
+    #[test]
+    fn look_that_does_not_end_leaves_every_scope_in_doubt() {
+        let releases = Releases::default();
+        let mut shell = shell("/etc/releases", (&releases, &Slot::new()));
+        shell.begun = 1;
+        shell.take(Ok(Files::new()));
+        shell.overdue(1);
+        assert_eq!((of(&releases, "shop").as_str(), &shell.view()["faults"]), (OWN, &json!([])), "it has ended");
+        shell.begun = 2;
+        shell.overdue(2);
+        assert_eq!(of(&releases, "shop"), "in doubt");
+        let faults = json!(["/etc/releases was not read within 10 s; its file system may hang"]);
+        assert_eq!((&shell.view()["faults"], &shell.view()["looks"]), (&faults, &1.into()));
+        shell.take(Ok(Files::new()));
+        assert_eq!((of(&releases, "shop").as_str(), &shell.view()["faults"]), (OWN, &json!([])));
     }
 }

@@ -4,19 +4,18 @@
 //! Owns        the data directory's folder `runs`, and which runs are writing there.
 //! Inputs      a run's output; requests for a part of one.
 //! Outputs     files ([`folder`]); parts of them as text; the number of bytes that could not be kept.
-//! Invariants  RUNLOG-3  the log delays no run for longer than a second, and its failure ends none: what the disk does not take is
-//!                    missing, counted, and said in the daemon's log.
+//! Invariants  RUNLOG-3  the log delays a run by a second in all at most, and its failure ends none: what the disk does not take is
+//!                    missing, counted, and reported in the daemon's log.
 //! A log is not synced: after a power failure its end may be missing.
 
 mod folder;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
-use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
-use self::folder::{Folder, Limits, Piece, Writer};
+use self::folder::{Folder, Limits, Piece, Run, Writer, size};
 
 /// Bytes of output in one answer. As JSON they take six times as much at most, which a frame holds.
 const MAX_PAGE_BYTES: usize = 64 * 1024;
@@ -40,8 +39,12 @@ const MAX_WAIT: Duration = Duration::from_secs(2);
 const MAX_WAITING: usize = 4;
 /// Chunks of output that wait for the disk: half a megabyte.
 const MAX_QUEUED_CHUNKS: usize = 64;
-/// How long a run waits for the disk, before what it writes is no longer kept.
+/// How long a run waits for the disk in all.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Logs that are written at a time. Each holds one of the 512 threads that tokio has for all files of this process; a node rarely runs
+/// more commands.
+const MAX_WRITERS: usize = 64;
+const TOO_SLOW: &str = "the disk is too slow";
 
 /// See the module.
 pub(super) struct RunLogs {
@@ -58,13 +61,23 @@ struct Chunk {
     bytes: Vec<u8>,
 }
 
+/// What the log of one run lacks. Both sides of its queue know it.
+#[derive(Default)]
+struct Missing {
+    /// Bytes that were dropped since the last chunk that was queued.
+    skipped: AtomicU64,
+    is_reported: AtomicBool,
+}
+
 /// Takes the output of one run.
 pub(super) struct RunLog {
     logs: Arc<RunLogs>,
     key: RunKey,
-    queue: mpsc::Sender<Chunk>,
-    /// Dropped since the last chunk that was queued.
-    skipped: u64,
+    /// Or why nothing is kept.
+    queue: Result<mpsc::Sender<Chunk>, &'static str>,
+    /// What is left of the time that it may wait for the disk.
+    wait_left: Duration,
+    missing: Arc<Missing>,
 }
 
 impl RunLogs {
@@ -92,26 +105,41 @@ impl RunLogs {
 
     /// Begins the log of a run. A disk that takes nothing is found later, and only the log is missing then.
     pub fn begin(self: &Arc<Self>, key: &RunKey) -> RunLog {
-        let (queue, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
-        let (written, progress) = watch::channel(0);
+        let missing = Arc::new(Missing::default());
+        let queue = self.start_writer(key, Arc::clone(&missing));
+        RunLog { logs: Arc::clone(self), key: key.clone(), queue, wait_left: DISK_TIMEOUT, missing }
+    }
+
+    fn start_writer(
+        self: &Arc<Self>,
+        key: &RunKey,
+        missing: Arc<Missing>,
+    ) -> Result<mpsc::Sender<Chunk>, &'static str> {
+        let mut running = self.running();
         // A run is not begun twice; if it were, the second one would not replace what the first has written.
-        if let Entry::Vacant(entry) = self.running().entry(key.clone()) {
-            entry.insert(progress);
-            let (logs, key) = (Arc::clone(self), key.clone());
-            tokio::task::spawn_blocking(move || {
-                logs.keep(&key, chunks, &written);
-                logs.running().remove(&key);
-            });
+        if running.contains_key(key) {
+            return Err("its log is already being written");
         }
-        RunLog { logs: Arc::clone(self), key: key.clone(), queue, skipped: 0 }
+        if running.len() >= MAX_WRITERS {
+            return Err("too many logs are being written on this node");
+        }
+        let (written, progress) = watch::channel(0);
+        running.insert(key.clone(), progress);
+        let (queue, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
+        let (logs, key) = (Arc::clone(self), key.clone());
+        tokio::task::spawn_blocking(move || {
+            logs.keep(&key, chunks, &written, &missing);
+            logs.running().remove(&key);
+        });
+        Ok(queue)
     }
 
     /// Writes the log until its run has ended. Blocks.
-    fn keep(&self, key: &RunKey, mut chunks: mpsc::Receiver<Chunk>, written: &watch::Sender<u64>) {
-        let running: BTreeSet<RunKey> = self.running().keys().cloned().collect();
-        let is_running = |reconciler: &str, (term, of_term)| {
+    fn keep(&self, key: &RunKey, mut chunks: mpsc::Receiver<Chunk>, written: &watch::Sender<u64>, missing: &Missing) {
+        // Asked for each: another run may begin meanwhile.
+        let is_running = |reconciler: &str, (term, of_term): Run| {
             let reconciler = reconciler.to_owned();
-            running.contains(&RunKey { reconciler, term: FencingToken(term), of_term })
+            self.running().contains_key(&RunKey { reconciler, term: FencingToken(term), of_term })
         };
         if let Err(error) = self.folder.make_room(&key.reconciler, is_running) {
             warn!(reconciler = %key.reconciler, %error, "cannot delete old logs of runs");
@@ -119,7 +147,6 @@ impl RunLogs {
         let mut writer = self.folder.writer(key);
         // A failure is repeated by the first write, and counted then.
         let _begun = writer.as_mut().map(Writer::begin);
-        let mut is_reported = false;
         while let Some(Chunk { skipped, bytes }) = chunks.blocking_recv() {
             let lost = match &mut writer {
                 Ok(writer) => write(writer, skipped, &bytes),
@@ -127,15 +154,20 @@ impl RunLogs {
             };
             match lost {
                 Ok(()) => written.send_modify(|count| *count += 1),
-                Err((bytes, error)) => self.lost(key, bytes, &error.to_string(), &mut is_reported),
+                Err((bytes, error)) => self.lost(key, bytes, &error.to_string(), missing),
             }
+        }
+        if let Ok(writer) = &mut writer {
+            writer.skip(missing.skipped.load(Ordering::Acquire));
+            // Without the mark, a log whose end is missing looks complete. The loss itself is counted and reported.
+            let _marked = writer.end();
         }
     }
 
-    /// RUNLOG-3. Said once for each run.
-    fn lost(&self, key: &RunKey, bytes: u64, why: &str, is_reported: &mut bool) {
+    /// RUNLOG-3. Reported once for each run.
+    fn lost(&self, key: &RunKey, bytes: u64, why: &str, missing: &Missing) {
         self.lost_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if !std::mem::replace(is_reported, true) {
+        if !missing.is_reported.swap(true, Ordering::Relaxed) {
             let RunKey { reconciler, term, .. } = key;
             warn!(%reconciler, %term, error = %why, "output of a run cannot be kept on disk; the run continues");
         }
@@ -147,7 +179,7 @@ impl RunLogs {
         match read {
             Ok(Ok(piece)) => Ok(piece),
             Ok(Err(error)) => Err(unreadable(&error)),
-            Err(_) => Err(ErrorBody::new(ErrorCode::Internal, "this daemon is shutting down")),
+            Err(error) => Err(ErrorBody::new(ErrorCode::Internal, format!("reading the log of a run ended: {error}"))),
         }
     }
 
@@ -194,38 +226,40 @@ impl RunLogSource for RunLogs {
 }
 
 impl RunLog {
-    /// Keeps what the run has written. Waits for the disk for a second at most, and no longer for one that is behind. RUNLOG-3.
+    /// Keeps what the run has written. Waits for a disk that is behind, for all writes of a run together at most a second. RUNLOG-3.
     pub async fn write(&mut self, output: &[u8]) {
-        let is_behind = self.skipped > 0;
-        let chunk = Chunk { skipped: self.skipped, bytes: output.to_vec() };
-        let queued = match self.queue.try_send(chunk) {
-            Err(TrySendError::Full(chunk)) if !is_behind => {
-                self.queue.send_timeout(chunk, DISK_TIMEOUT).await.map_err(|error| match error {
-                    SendTimeoutError::Timeout(_) => "the disk is too slow",
-                    SendTimeoutError::Closed(_) => "its log has ended",
-                })
-            }
-            queued => queued.map_err(|_| "the disk is too slow"),
-        };
-        match queued {
-            Ok(()) => self.skipped = 0,
+        let skipped = self.missing.skipped.load(Ordering::Acquire);
+        match self.send(Chunk { skipped, bytes: output.to_vec() }).await {
+            Ok(()) => self.missing.skipped.store(0, Ordering::Release),
             Err(why) => {
-                self.skipped = self.skipped.saturating_add(size(output));
-                self.logs.lost(&self.key, size(output), why, &mut { is_behind });
+                self.missing.skipped.store(skipped.saturating_add(size(output)), Ordering::Release);
+                self.logs.lost(&self.key, size(output), why, &self.missing);
             }
         }
+    }
+
+    async fn send(&mut self, chunk: Chunk) -> Result<(), &'static str> {
+        const ENDED: &str = "the writer of this log has ended";
+        let queue = self.queue.as_ref().map_err(|why| *why)?;
+        let chunk = match queue.try_send(chunk) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Closed(_)) => return Err(ENDED),
+            Err(TrySendError::Full(_)) if self.wait_left.is_zero() => return Err(TOO_SLOW),
+            Err(TrySendError::Full(chunk)) => chunk,
+        };
+        let began = Instant::now();
+        let sent = queue.send_timeout(chunk, self.wait_left).await;
+        self.wait_left = self.wait_left.saturating_sub(began.elapsed());
+        sent.map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => TOO_SLOW,
+            SendTimeoutError::Closed(_) => ENDED,
+        })
     }
 }
 
 fn write(writer: &mut Writer, skipped: u64, bytes: &[u8]) -> Result<(), (u64, io::Error)> {
-    if skipped > 0 {
-        writer.skip(skipped);
-    }
+    writer.skip(skipped);
     writer.write(bytes)
-}
-
-fn size(bytes: &[u8]) -> u64 {
-    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
 fn unreadable(error: &io::Error) -> ErrorBody {

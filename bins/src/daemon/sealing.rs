@@ -123,10 +123,9 @@ mod tests {
     /// SEAL-4. A demoted manager was killed after its worker certificate was written, and before its Raft data was wiped.
     #[test]
     fn demoted_manager_killed_before_the_wipe_still_starts() {
-        use clap::Parser as _;
         let dir = tempfile::tempdir().unwrap();
         let (data, raft) = (dir.path(), dir.path().join("raft"));
-        let args = Args::try_parse_from(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
+        let args = Args::of(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
         let config = load(args).unwrap();
         let store = IdentityStore::open(data).unwrap();
         store.keys().ensure().unwrap();
@@ -153,11 +152,10 @@ mod tests {
     /// RECOVER-11. The same with a keyring that opens without a key, and without one, as earlier builds left it.
     #[test]
     fn data_of_a_demoted_manager_is_set_aside_at_its_start() {
-        use clap::Parser as _;
         for keyring in [true, false] {
             let dir = tempfile::tempdir().unwrap();
             let (data, raft) = (dir.path(), dir.path().join("raft"));
-            let args = Args::try_parse_from(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
+            let args = Args::of(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
             let config = load(args).unwrap();
             let memory = NodeMemory::new(IdentityStore::open(data).unwrap());
             replace(&raft, memory.store().keys(), RaftId(1), 1, Tables::default()).unwrap();

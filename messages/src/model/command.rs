@@ -407,11 +407,13 @@ pub enum ReconcilerChange {
     },
     /// Feature level 5. A runner has carried out a step of its chain. Refused as `Stale` unless `term` is in force, the gate leads
     /// to, or is at, the definition of this release and digest, and it is the next step of its chain. On record already: no
-    /// change.
+    /// change. Refused as `Stale`, too, if the definition was deleted and applied again since: the chain begins anew.
     StepDone {
         reconciler: String,
         release: Triple,
         digest: String,
+        /// The revision of the definition by which it ran.
+        defined: Revision,
         term: FencingToken,
         step: String,
     },

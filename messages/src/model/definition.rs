@@ -5,6 +5,7 @@
 //! unreadable instead of carrying out half of it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -13,7 +14,8 @@ use super::{
     Triple, WallTime,
 };
 
-/// A runner's work.
+/// A runner's work. Its encoding alone, as inside of `WrittenAction::With`, numbers the variants without `With`: the next one
+/// is 4 here, and 5 in the encoding of a definition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
     /// Objects in Muster's own store; each write is fenced by the runner's term.
@@ -65,7 +67,7 @@ pub struct CommandAction {
     pub env: BTreeMap<String, String>,
 }
 
-/// Stands for hidden arguments. A program's argument cannot contain a zero byte, so this is never a real one.
+/// In the place of hidden arguments. A program's argument cannot contain a zero byte, so this is never a real one.
 const HIDDEN: &str = "\0hidden";
 
 impl CommandAction {
@@ -102,6 +104,22 @@ pub struct DefinitionTiming {
     pub hold_ms: Option<u64>,
     /// How long a runner that has resigned keeps out.
     pub resign_pause_ms: Option<u64>,
+}
+
+impl DefinitionTiming {
+    /// How long older candidates wait for newer ones that have left, unless a definition says otherwise.
+    pub const DEFAULT_HOLD: Duration = Duration::from_secs(30);
+    /// How long a candidate that has resigned keeps out, unless a definition says otherwise.
+    pub const DEFAULT_RESIGN_PAUSE: Duration = Duration::from_secs(60);
+
+    /// How long a newer candidate that has left still holds back older ones. `usual`: that of the process.
+    pub fn hold(&self, usual: Duration) -> Duration {
+        self.hold_ms.map_or(usual, Duration::from_millis)
+    }
+    /// How long a runner that has resigned keeps out. `usual`: that of the process.
+    pub fn resign_pause(&self, usual: Duration) -> Duration {
+        self.resign_pause_ms.map_or(usual, Duration::from_millis)
+    }
 }
 
 /// What must be true of an object in Muster's store before a wave counts as done.
@@ -293,6 +311,7 @@ struct Read {
     revision: Revision,
 }
 
+/// The variants' numbers are those of the encoding: a new one is appended, after `With`, here and in `ReadAction`.
 #[derive(Serialize)]
 #[serde(rename = "Action")]
 enum WrittenAction<'a> {

@@ -15,6 +15,8 @@ macro_rules! codes {
             pub fn http_status(self) -> u16 { match self { $(ErrorCode::$variant => $http,)* } }
             /// The exit status of `muster` for this code.
             pub fn exit_status(self) -> u8 { match self { $(ErrorCode::$variant => $exit,)* } }
+            /// Whether the same request may be answered otherwise later: no decision was made, or none is known.
+            pub fn is_transient(self) -> bool { matches!(self.http_status(), 429 | 500 | 503 | 504) }
         }
     };
 }
@@ -231,6 +233,26 @@ impl std::fmt::Display for RefusalReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_was_not_decided_is_transient() {
+        use ErrorCode as C;
+        let transient = [
+            C::TooManyRequests,
+            C::NoQuorum,
+            C::Unreachable,
+            C::NotKnownHereYet,
+            C::UnknownOutcome,
+            C::TimedOut,
+            C::Internal,
+            C::AuditUnavailable,
+            C::Locked,
+        ];
+        assert!(transient.into_iter().all(C::is_transient));
+        let decided =
+            [C::Invalid, C::Forbidden, C::NotFound, C::Conflict, C::GateClosed, C::TooLarge, C::StateFull, C::Expired];
+        assert!(!decided.into_iter().any(C::is_transient));
+    }
 
     #[test]
     fn marks_differ_from_the_same_words_in_details() {

@@ -138,10 +138,21 @@ pub enum Hold {
     Dependency { dependency: String },
     /// Feature level 5.
     #[error(
-        "step {step} has run by the definition of {ran}, and the definition of {release} has {instead}; steps that have run keep \
-         their content and their place: restore it, and add what is new as a step at the end"
+        "step {step} ran with the definition of {ran}, but the definition of {release} has {}; a step that has run keeps its content \
+         and its place: restore it, and append what is new",
+        in_its_place(instead.as_deref())
     )]
-    StepChanged { step: String, ran: Box<Release>, release: Box<Release>, instead: String },
+    StepChanged {
+        step: String,
+        ran: Box<Release>,
+        release: Box<Release>,
+        /// The step that has its place. `None`: it has its place, with other content.
+        instead: Option<String>,
+    },
+}
+
+fn in_its_place(instead: Option<&str>) -> String {
+    instead.map_or_else(|| "different content under that name".to_owned(), |other| format!("step {other} in its place"))
 }
 
 impl Hold {

@@ -20,8 +20,6 @@ pub const MAX_RUN_TEXT_BYTES: usize = 1024;
 pub struct ReconcilerRecords {
     pub chains: OrdMap<String, Arc<ChainRecord>>,
     pub runs: OrdMap<String, Arc<RunRecords>>,
-    /// The sum of [`RunRecord::bytes`] over all of `runs`.
-    pub run_bytes: u64,
 }
 
 /// The steps of a chain that have run, in that order. They are a prefix of the chain of every definition that is applied, or the
@@ -58,13 +56,13 @@ pub struct RunRecords {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunOutcome {
-    /// It has not been reported yet. Its term may have ended since.
+    /// Its end is not on record. Its term may be over.
     Running,
     Done,
     /// It asked to be tried again later.
     Later,
     Failed,
-    /// Nothing tries it again, except an operator.
+    /// Not retried until an operator runs `retry`.
     Permanent,
     TimedOut,
     /// Another definition, or an operator, took its place.
@@ -122,22 +120,15 @@ impl RunRecord {
     }
     /// The same, with each text cut to what is kept.
     #[must_use]
-    pub fn kept(mut self) -> Self {
-        let end = floor_boundary(&self.head, MAX_RUN_TEXT_BYTES);
-        self.head.truncate(end);
+    pub fn truncated(mut self) -> Self {
+        self.head.truncate(self.head.floor_char_boundary(MAX_RUN_TEXT_BYTES));
         let from = self.tail.len().saturating_sub(MAX_RUN_TEXT_BYTES);
-        let from = (from..=self.tail.len()).find(|at| self.tail.is_char_boundary(*at)).unwrap_or_default();
-        self.tail.drain(..from);
+        self.tail.drain(..self.tail.ceil_char_boundary(from));
         if let Some(exit) = &mut self.exit {
-            let end = floor_boundary(&exit.text, MAX_RUN_TEXT_BYTES);
-            exit.text.truncate(end);
+            exit.text.truncate(exit.text.floor_char_boundary(MAX_RUN_TEXT_BYTES));
         }
         self
     }
-}
-
-fn floor_boundary(text: &str, most: usize) -> usize {
-    (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default()
 }
 
 impl ReconcilerRecords {
@@ -149,14 +140,12 @@ impl ReconcilerRecords {
         let other =
             ran.steps.iter().zip(steps).find(|(ran, step)| (&ran.name, &ran.digest) != (&step.name, &step.digest));
         let Some((ran, step)) = other else { return Ok(()) };
-        let changed = ran.name == step.name;
-        let instead =
-            if changed { "another content under its name".to_owned() } else { format!("{} in its place", step.name) };
+        let instead = (ran.name != step.name).then(|| step.name.clone());
         let (release, step) = (definition.release.clone(), ran.name.clone());
         Err(Hold::StepChanged { step, ran: Box::new(ran.release.clone()), release: Box::new(release), instead })
     }
-    /// What `run_bytes` must be.
-    pub fn count_run_bytes(&self) -> u64 {
+    /// What counts for [`MAX_RUN_BYTES`].
+    pub fn run_bytes(&self) -> u64 {
         self.runs.values().flat_map(|runs| &runs.runs).map(|run| run.bytes()).sum()
     }
     /// How many steps of a chain have run.

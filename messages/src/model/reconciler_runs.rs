@@ -74,6 +74,5 @@ impl LastFailure {
 
 fn end_of(output: &str) -> &str {
     let from = output.len().saturating_sub(MAX_FAILURE_OUTPUT_BYTES);
-    let from = (from..=output.len()).find(|at| output.is_char_boundary(*at)).unwrap_or(output.len());
-    &output[from..]
+    &output[output.ceil_char_boundary(from)..]
 }

@@ -27,9 +27,9 @@ pub struct Unmet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnmetBecause {
     NoObject,
-    /// Nobody looked: the object has this many bytes.
+    /// The object is too large to be read: this many bytes.
     TooLarge(usize),
-    /// The object has nothing there.
+    /// The object has no such field.
     Nothing,
     /// JSON, cut to what can be shown.
     Other(String),
@@ -42,10 +42,10 @@ impl fmt::Display for Unmet {
         match &self.because {
             UnmetBecause::NoObject => write!(f, "the object does not exist"),
             UnmetBecause::TooLarge(bytes) => {
-                write!(f, "the object is too large to look into: {bytes} bytes, {MAX_READ_BYTES} is the limit")
+                write!(f, "the object is too large to be read: {bytes} bytes, {MAX_READ_BYTES} is the limit")
             }
-            UnmetBecause::Nothing => write!(f, "it is not there"),
-            UnmetBecause::Other(value) => write!(f, "it is {value}"),
+            UnmetBecause::Nothing => write!(f, "the object has no such field"),
+            UnmetBecause::Other(value) => write!(f, "its value is {value}"),
         }
     }
 }
@@ -130,9 +130,10 @@ mod tests {
             condition(1, name, path, "\"done\"").unmet(&there).expect("it does not hold").to_string()
         };
         let running = shown("a", "/status/phase");
-        let expected = "what follows wave 1 waits until /status/phase of job default/a is \"done\"; it is \"running\"";
+        let expected =
+            "what follows wave 1 waits until /status/phase of job default/a is \"done\"; its value is \"running\"";
         assert_eq!(running, expected);
-        assert!(shown("a", "/status/none").ends_with("it is not there"));
+        assert!(shown("a", "/status/none").ends_with("the object has no such field"));
         assert!(shown("b", "/status/phase").ends_with("the object does not exist"));
     }
 
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(condition(0, "fits", "/ok", "true").unmet(&there), None);
         let unmet = condition(0, "large", "/ok", "true").unmet(&there).expect("it is not known");
         assert_eq!(unmet.because, UnmetBecause::TooLarge(MAX_READ_BYTES + 1));
-        assert!(unmet.to_string().ends_with("too large to look into: 16385 bytes, 16384 is the limit"), "{unmet}");
+        assert!(unmet.to_string().ends_with("too large to be read: 16385 bytes, 16384 is the limit"), "{unmet}");
     }
 
     #[test]

@@ -169,8 +169,8 @@ pub enum ActorsAsk {
     /// Accepted: it will crash; the answer does not wait for that. Refused unless the daemon allows it. Lost: look at
     /// the tree before asking again. Repeated: crashes it again.
     Crash { path: String, how: crate::model::CrashHow },
-    /// A part of the output of a reconciler's run on this node. Sent only to a node that has reported a run: a build of feature level 4
-    /// cannot read this question, and ends its session. Read: repeat freely.
+    /// A part of the output of a reconciler's run on this node. Sent only to a node that has reported a run. A node that was rolled
+    /// back to feature level 4 since cannot decode it, and ends the session. Read: repeat freely.
     RunLog(RunLogAsk),
 }
 
@@ -203,7 +203,7 @@ pub struct RunLogPart {
     pub offset: u64,
     /// Bytes from the requested offset on that are missing.
     pub skipped: u64,
-    /// Bytes that are no UTF-8 are replaced.
+    /// Bytes that are not UTF-8 are replaced.
     pub text: String,
     /// Where the next part begins.
     pub next_offset: u64,

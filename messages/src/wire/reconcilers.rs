@@ -106,8 +106,8 @@ pub enum ReconcilerRequest {
     RaiseLevel { level: u32, term: FencingToken },
     /// `{"revision"}`. A runner has carried out a step of its chain. Write: by request id, see [`super::Request`]. Lost: ask again,
     /// before the next step begins. Repeated under another id: no change. Late: refused once the term is over or the definition
-    /// is another one.
-    StepDone { name: String, release: Triple, digest: String, term: FencingToken, step: String },
+    /// is another one: `defined` is its revision, which differs if the same content was applied again after a deletion.
+    StepDone { name: String, release: Triple, digest: String, defined: Revision, term: FencingToken, step: String },
 
     /// OBJECTS: what has changed after `seen`, and what was deleted, once there is something, or after `wait_ms`; `expired` if that is
     /// no longer known here. All objects if `seen` is 0. A long answer ends early; its revision is where to go on. Read: repeat freely.
@@ -175,7 +175,7 @@ pub struct Definitions {
     pub revision: Revision,
     /// Name and digest.
     pub items: BTreeMap<String, String>,
-    /// Name and scope. Empty: a manager of an older build answered.
+    /// Name and scope. A name that is missing here: the answering manager runs an older build.
     #[serde(default)]
     pub scopes: BTreeMap<String, String>,
 }
@@ -242,5 +242,5 @@ pub struct CandidateView {
     pub revision: Revision,
     /// Labels of its definition's node selector that its node does not have: it does not campaign.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lacks: Vec<String>,
+    pub missing_labels: Vec<String>,
 }

@@ -16,8 +16,11 @@ pub struct WorkloadRequest {
 /// What is to be signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkloadWanted {
-    /// A certificate. Lost: asked again. Repeated: another one. Late: by the entry of that moment. The node made the key, and keeps the private one in memory. `SubjectPublicKeyInfo`, DER; ECDSA P-256.
-    Certificate { public_key_der: Vec<u8> },
+    /// A certificate. Lost: asked again. Repeated: another one. Late: by the entry of that moment.
+    Certificate {
+        /// `SubjectPublicKeyInfo`, DER; ECDSA P-256. The node made the key, and keeps the private one in memory.
+        public_key_der: Vec<u8>,
+    },
     /// A JWT for this audience. Lost: asked again. Repeated: another one. Late: by the entry of that moment.
     Jwt { audience: Vec<String> },
 }

@@ -31,6 +31,7 @@
 //! - factories, and whatever else runs on the blocking pool, hold the clock while they run.
 
 pub mod company;
+mod events;
 mod harness;
 pub mod history;
 mod host;
@@ -42,6 +43,7 @@ mod schema;
 
 use std::time::Duration;
 
+pub use events::LoggedLevels;
 pub use harness::{ActorHarness, eventually, eventually_some, insisting, insisting_until_known};
 pub use host::{Host, Idle, Never};
 pub use points::{at_every_point, at_every_point_twice};

@@ -7,10 +7,9 @@ use std::sync::{Mutex, Once};
 
 use tokio::runtime::Handle;
 use tracing::field::{Field, Visit};
-use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Level};
 
+use crate::events::Events;
 use crate::journal::locked;
 
 /// Panics and errors of each observed runtime, by the runtime's id: tests that run side by side are told apart by it. Threads of its blocking pool
@@ -36,7 +35,7 @@ impl Observed {
                 record_panic(info);
                 before(info);
             }));
-            let ours = tracing::subscriber::set_global_default(Errors);
+            let ours = tracing::subscriber::set_global_default(Events { level: Level::ERROR, note: record_error });
             ours.expect("no other global subscriber is set where harnesses run");
         });
         let key = runtime.id().to_string();
@@ -82,28 +81,11 @@ fn record_panic(info: &PanicHookInfo<'_>) {
     record(|texts| texts.panics.push(format!("{text}{location}")));
 }
 
-/// The process's subscriber: accepts ERROR events only.
-struct Errors;
-
-impl Subscriber for Errors {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() == Level::ERROR
-    }
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::ERROR)
-    }
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(event.metadata().target().to_owned());
-        event.record(&mut text);
-        record(|texts| texts.errors.push(text.0));
-    }
-    fn new_span(&self, _span: &Attributes<'_>) -> Id {
-        Id::from_u64(1) // never asked: spans are not enabled
-    }
-    fn record(&self, _span: &Id, _values: &Record<'_>) {}
-    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
-    fn enter(&self, _span: &Id) {}
-    fn exit(&self, _span: &Id) {}
+/// Of the process's subscriber.
+fn record_error(event: &Event<'_>) {
+    let mut text = Text(event.metadata().target().to_owned());
+    event.record(&mut text);
+    record(|texts| texts.errors.push(text.0));
 }
 
 /// `target: message field=value …`

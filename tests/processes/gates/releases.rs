@@ -127,8 +127,8 @@ fn service_started_at_once_announces_what_was_just_declared() {
         std::fs::rename(&new, &file).expect("the directory is ours");
         assert_eq!(ready(&mut world), release);
     }
-    // In doubt, and with nothing installed, the release must be named.
-    for (text, why) in [("scope = ", "in doubt"), ("scope = \"shop\"\nrelease = \"none\"\n", "nothing of shop")] {
+    // Where a declaration cannot be used, and where nothing is installed, the release must be named.
+    for (text, why) in [("scope = ", "cannot be used"), ("scope = \"shop\"\nrelease = \"none\"\n", "nothing of shop")] {
         std::fs::write(&file, text).expect("the directory is ours");
         let refused = world.muster(&["wait-ready", "shop", "--allow-undefined-scope", "--timeout", "1m"]).ended(2);
         assert!(refused.stderr.contains(why) && refused.stderr.contains("--release"), "{}", refused.stderr);

@@ -45,7 +45,7 @@ fn next_wave_waits_for_a_condition_of_an_object() {
     assert_eq!((&waiting["wave"], &waiting["gate"]), (&serde_json::json!([2, 2]), &Value::Null), "{waiting}");
     assert_eq!(tables(&world), ["first"]);
     report(&world, "running");
-    eventually("it sees the change", || Some(status(&world)).filter(is_waiting("it is \"running\"")));
+    eventually("it sees the change", || Some(status(&world)).filter(is_waiting("its value is \"running\"")));
     let plan = world.muster(&["reconciler", "plan", "waits"]).ended(0).json();
     let wait = &items(&plan, "waits")[0];
     assert_eq!((&wait["wave"], &wait["holds"], &wait["equals"]), (&0.into(), &false.into(), &"done".into()), "{plan}");

@@ -2,12 +2,13 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use serde_json::Value;
 
 use super::{items, text};
 use crate::api::http;
-use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
+use crate::harness::{ForegroundMuster, WAIT_LIMIT, World, eventually, eventually_so};
 
 /// What a line or an answer of a watch says: `+name` written, `-name` deleted.
 fn said(page: &Value) -> Vec<String> {
@@ -70,11 +71,15 @@ fn object_stream_and_expired_watches_say_so() {
     let mut stream = UnixStream::connect(&socket).expect("the socket answers");
     let head = "GET /v1/objects?kind=job HTTP/1.0\r\nHost: muster\r\nAccept: text/event-stream\r\n\r\n";
     stream.write_all(head.as_bytes()).expect("it listens");
+    stream.set_read_timeout(Some(WAIT_LIMIT)).expect("a duration");
     let mut received = String::new();
     let mut chunk = [0; 4096];
     let mut until = |what: &str, stream: &mut UnixStream| {
+        let deadline = Instant::now() + WAIT_LIMIT;
         while !received.contains(what) {
-            let read = stream.read(&mut chunk).expect("the stream goes on");
+            // Comments keep a stream open in which nothing happens.
+            assert!(Instant::now() < deadline, "no {what:?} in {received}");
+            let read = stream.read(&mut chunk).expect("the stream stays open");
             assert_ne!(read, 0, "{received}");
             received.push_str(&String::from_utf8_lossy(&chunk[..read]));
         }

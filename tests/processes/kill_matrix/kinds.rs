@@ -43,8 +43,15 @@ pub fn within(path: &str, top: &str) -> bool {
 
 /// Contained: their failures never affect other actors.
 fn contained(kind: &str) -> bool {
-    const CONTAINED_ACTORS: [&str; 6] =
-        [MANAGER, "node/manager/feature-level", "node/workloads", "elections", "election-*", "node/reconcilers"];
+    const CONTAINED_ACTORS: [&str; 7] = [
+        MANAGER,
+        "node/manager/feature-level",
+        "node/releases",
+        "node/workloads",
+        "elections",
+        "election-*",
+        "node/reconcilers",
+    ];
     let last = kind.rsplit('/').next().unwrap_or(kind);
     CONTAINED_ACTORS.contains(&kind) || CONTAINED_ACTORS.contains(&last) || last == "*"
 }
@@ -125,7 +132,9 @@ mod tests {
         assert_eq!(outcome("node/gateway", CrashHow::Kill), "alone");
         assert_eq!(outcome("node/gateway", start), "the process ends, 1");
         assert_eq!(outcome("node/manager", start), "alone");
-        assert_eq!(outcome("node/workloads", start), "alone");
+        for contained in ["node/releases", "node/workloads"] {
+            assert_eq!(outcome(contained, start), "alone");
+        }
         assert_eq!(outcome("node/manager/join", start), "the manager runtime");
         assert_eq!(outcome("node/manager/mesh/endpoint", start), "alone");
         assert_eq!(outcome("node/manager/leader-switch", CrashHow::Error), "alone, then `node/manager/leader`");

@@ -190,7 +190,7 @@ pub const AUTOLOCK_MUST_SEE: [&str; 18] = [
 ];
 
 /// Events that a full run of gates must contain.
-pub const GATES_MUST_SEE: [&str; 31] = [
+pub const GATES_MUST_SEE: [&str; 33] = [
     "actions begun",
     "admissions",
     "admissions refused by a gate",
@@ -213,6 +213,7 @@ pub const GATES_MUST_SEE: [&str; 31] = [
     "operator: replaced a definition",
     "operator: deleted a gate",
     "operator: deleted an object",
+    "operator: deleted a reconciler",
     "operator: drained",
     "operator: finalized",
     "operator: forced a floor",
@@ -220,6 +221,7 @@ pub const GATES_MUST_SEE: [&str; 31] = [
     "operator: repaired a gate",
     "operator: retried",
     "runner leases lost",
+    "steps of chains recorded",
     "steps refused because of blockers",
     "stale steps",
 ];

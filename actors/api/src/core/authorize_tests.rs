@@ -314,7 +314,7 @@ every!(reconcilers: ReconcilerRequest -> Row {
     }, PARTICIPANTS);
     Progress => reconciler(ReconcilerRequest::Progress { progress: progress() }, PARTICIPANTS);
     StepDone => reconciler(ReconcilerRequest::StepDone {
-        name: text(), release: release(), digest: text(), term: FencingToken(1), step: text(),
+        name: text(), release: release(), digest: text(), defined: Revision(1), term: FencingToken(1), step: text(),
     }, PARTICIPANTS);
     RecordRun => reconciler(ReconcilerRequest::RecordRun { record: Box::new(crate::tests::run(1, 1)) }, PARTICIPANTS);
     RaiseLevel => reconciler(ReconcilerRequest::RaiseLevel { level: 9, term: FencingToken(1) }, PARTICIPANTS);

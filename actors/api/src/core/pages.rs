@@ -47,7 +47,12 @@ pub fn list(source: &Source<'_>, of: ListOf, page: Option<&Page>) -> Result<Stri
         ListOf::Certificates => {
             let after = key::<NodeId>(after)?;
             let issuers = Issuers::of(tables);
-            let view = |node: &NodeRecord| NodeCertificateView::new(node, issuers.of_node(node));
+            let lifetime_secs = source.certificate_lifetime.map(|lifetime| lifetime.as_secs());
+            let view = |node: &NodeRecord| NodeCertificateView {
+                // No certificate: nothing that has a lifetime.
+                lifetime_secs: lifetime_secs.filter(|_| node.certificate.is_some()),
+                ..NodeCertificateView::new(node, issuers.of_node(node))
+            };
             items.add_all(tables.nodes.range(after).map(|(id, node)| (id, view(node))))?;
             items.document(&ListView::<NodeCertificateView>::of([]))
         }

@@ -2,9 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_messages::wire::MAX_FRAME;
-use muster_messages::{Blocked, BlockedListView, NodeListView, Principal, Replica, ReportedNode, Role, WallTime};
+use muster_messages::{
+    Blocked, BlockedListView, CertificateRecord, CertificateState, NodeListView, Principal, Replica, ReportedNode,
+    Role, WallTime,
+};
 
 use super::*;
 
@@ -34,7 +38,7 @@ fn of(replica: &Replica, list: ListOf, page: &Page) -> Result<Value, ErrorBody> 
 
 fn source(replica: &Replica) -> Source<'_> {
     let (roles, peers, doubts) = (Arc::default(), BTreeSet::new(), Arc::default());
-    Source { replica, roles, this: node(0), peers, doubts, stale: None }
+    Source { replica, roles, this: node(0), peers, doubts, stale: None, certificate_lifetime: None }
 }
 
 /// All items, and the number of pages.
@@ -103,6 +107,22 @@ fn expected(replica: &Replica, list: ListOf) -> Value {
         ListOf::Tokens | ListOf::Users | ListOf::Workloads => unreachable!("not compared"),
     };
     document.unwrap()
+}
+
+#[test]
+fn certificates_show_the_lifetime_that_the_manager_signs_for() {
+    let mut replica = replica(2, 0);
+    let (role, state, serial) = (Role::Worker, CertificateState::Issued, "ab".to_owned());
+    let certificate = CertificateRecord { role, serial, granted: None, not_after: WallTime(1), state };
+    let record = NodeRecord { certificate: Some(certificate), ..(*replica.tables.nodes[&node(1)]).clone() };
+    replica.tables.nodes.insert(node(1), Arc::new(record));
+    for certificate_lifetime in [Some(Duration::from_secs(7_776_000)), None] {
+        let source = Source { certificate_lifetime, ..source(&replica) };
+        let text = super::list(&source, ListOf::Certificates, None).unwrap();
+        let list: ListView<NodeCertificateView> = serde_json::from_str(&text).unwrap();
+        let of = |n: u128| list.items.iter().find(|item| item.node == node(n)).unwrap().lifetime_secs;
+        assert_eq!((of(0), of(1)), (None, certificate_lifetime.map(|_| 7_776_000)));
+    }
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub struct Source<'a> {
     pub doubts: Arc<NodeDoubts>,
     /// `Some`: answered from the local replica without quorum; the time at which it was last current.
     pub stale: Option<WallTime>,
+    /// For how long this node would sign nodes' certificates.
+    pub certificate_lifetime: Option<Duration>,
 }
 
 impl Source<'_> {

@@ -15,7 +15,7 @@ fn missing_managers_are_sorted_by_name() {
     }
     let this = NodeId::from_entropy(7919);
     let (peers, roles, doubts) = (BTreeSet::new(), Arc::default(), Arc::default());
-    let source = Source { replica: &replica, roles, this, peers, doubts, stale: None };
+    let source = Source { replica: &replica, roles, this, peers, doubts, stale: None, certificate_lifetime: None };
     let missing = ["n2", "n3"].map(|name| name.parse().unwrap()).to_vec();
     assert_eq!(source.quorum(), QuorumView { needed: 2, reachable: 1, missing });
 }

@@ -58,7 +58,7 @@ struct Page {
 
 /// What the body takes next, and a share that is held until it wants more.
 type Part = (Bytes, Option<Share>);
-/// What is left of a body: the parts to come, and the share of the last one.
+/// The rest of a body: the parts to come, and the share of the part just handed over.
 type Rest = (mpsc::Receiver<Part>, Option<Share>);
 
 impl Followed {
@@ -164,7 +164,7 @@ struct Follower {
 impl Follower {
     async fn page(&mut self, wait_ms: u64) -> Result<Next, ErrorBody> {
         // Before the answer is made, if it is known to be long: others wait for news with it, and need no share for a short one.
-        let mut share = if self.expects_long { self.share()? } else { None };
+        let share = if self.expects_long { self.share()? } else { None };
         let request = self.of.request(Revision(self.since), wait_ms);
         let call = ApiCall { id: 0, request_id: self.peer.request, timeout_ms: 30_000, request };
         let answer = match self.peer.service.answer_from(&self.peer.origin, self.peer.caller.clone(), call).await {
@@ -172,12 +172,15 @@ impl Follower {
             Err(error) if matches!(error.code, ErrorCode::Conflict | ErrorCode::Expired) => return Ok(Err(Expired)),
             Err(error) => return Err(error),
         };
-        self.expects_long = answer.len() > LONG_ANSWER_BYTES;
-        if !self.expects_long {
-            share = None;
-        } else if share.is_none() {
-            share = self.share()?;
-        }
+        let share = match share {
+            _ if answer.len() <= LONG_ANSWER_BYTES => None,
+            Some(share) => Some(share),
+            None => {
+                // Without a share now, it is made again once there is one.
+                self.expects_long = true;
+                self.share()?
+            }
+        };
         self.expects_long = false;
         let page = self.of.page(&answer, self.since);
         let page = page.map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;

@@ -207,7 +207,7 @@ fn put(tables: &mut Tables, name: &str, body: &str) {
     muster_store::apply(tables, at, &command.change(change)).unwrap();
 }
 
-/// The whole table for each stream that nobody reads is memory without end.
+/// Otherwise each unread stream would hold the whole table in memory.
 #[tokio::test(start_paused = true)]
 async fn unread_streams_of_objects_count_as_long_answers() {
     let world = World::applying(full_of_objects());

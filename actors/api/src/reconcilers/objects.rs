@@ -14,7 +14,7 @@ use crate::reads::to_text;
 fn expired(seen: Revision, oldest: Revision) -> ErrorBody {
     let text = format!(
         "changes of objects after revision {seen} are no longer known here (they are from {oldest} on); list again without a revision, \
-         and go on from the revision of that answer"
+         and continue from the revision of that answer"
     );
     ErrorBody::new(ErrorCode::Expired, text)
 }

@@ -303,7 +303,8 @@ impl CertAuthority {
                 self.record_user(ask, &cert_request.clone(), signed, wall, out)
             }
             (_, Some(grant)) => self.record_node(ask, seen, grant, signed, wall, out),
-            (_, None) => {}
+            // Those for workloads have an input of their own.
+            (request, None) => debug_assert!(false, "a request without a grant: {}", request.kind()),
         }
     }
 

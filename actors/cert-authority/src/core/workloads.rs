@@ -1,12 +1,13 @@
 //! Certificates and JWTs of workloads. Nothing of them is written to the log: each node renews dozens of them every half hour.
 //!
-//! Owns        which workloads of which node hold certificates, and how many more each node may request, in the leader's memory: the
-//!             next leader counts anew.
+//! Owns        which workloads of which node hold certificates, and how many more certificates and JWTs each node may request, in the
+//!             leader's memory: the next leader counts anew.
 //! Invariants  SPIFFE-1  a certificate or a JWT is handed out only if its entry applies to the asking node, and allows JWTs, in an applied
 //!                       state that was read linearizably after the signature. If the entry or the signing root changed meanwhile, it
 //!                       is signed again.
 //!             SPIFFE-7  a node has certificates for at most [`MAX_LIVE`] workloads from one leader, and gets at most as many at once and
-//!                       one more each half second as [`WORKLOAD_BUDGET`] allows. A certificate that was withheld does not count.
+//!                       one more each half second as [`WORKLOAD_BUDGET`] allows; and JWTs as [`JWT_BUDGET`] allows. What was withheld does
+//!                       not count.
 //! Why a read: no proposal shows that this manager still leads. One that was cut off or suspended would sign for nodes that were removed
 //! long ago. The state that was read is judged, and not whether this manager leads: another leader's state is as good.
 

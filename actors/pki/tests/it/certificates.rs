@@ -2,8 +2,11 @@
 use std::time::Duration;
 
 use crate::fixture::{Cluster, HOUR, ago, key, now};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use muster_messages::{
     CertIdentity, Incarnation, Name, NodeId, Principal, Revision, Role, Secret, Subject, UserKind, WallTime,
+    WorkloadName,
 };
 use muster_pki::*;
 use proptest::prelude::*;
@@ -229,6 +232,28 @@ fn certificates_are_back_dated_and_end_with_the_root() {
     profile.lifetime = HOUR;
     profile.now = now().plus(ROOT_LIFETIME);
     assert!(matches!(cluster.issuer.sign_node(&profile, &key()), Err(SignError::RootExpires(_))));
+}
+
+#[test]
+fn jwts_are_back_dated_and_end_with_the_root() {
+    let cluster = Cluster::new(1);
+    let workload: WorkloadName = "shop/web".parse().unwrap();
+    let mut profile = JwtProfile { cluster: cluster.id, workload, audience: vec!["db".to_owned()], now: now() };
+    let claims = |signed: &SignedJwt| -> serde_json::Value {
+        let part = signed.token.split('.').nth(1).unwrap();
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
+    };
+    let signed = cluster.issuer.sign_jwt(&profile).unwrap();
+    let secs = profile.now.0 / 1000;
+    assert_eq!(signed.not_after, WallTime::from_unix_secs(secs).plus(JWT_LIFETIME));
+    assert_eq!((&claims(&signed)["iat"], &claims(&signed)["exp"]), (&(secs - 30).into(), &(secs + 300).into()));
+
+    let root_ends = not_after_of_pem(&cluster.root.cert_pem).unwrap();
+    profile.now = WallTime(root_ends.0 - 120_000);
+    let signed = cluster.issuer.sign_jwt(&profile).unwrap();
+    assert_eq!((signed.not_after, &claims(&signed)["exp"]), (root_ends, &(root_ends.0 / 1000).into()));
+    profile.now = WallTime(root_ends.0 - 30_000);
+    assert_eq!(cluster.issuer.sign_jwt(&profile), Err(SignError::RootExpires(root_ends)));
 }
 
 #[test]

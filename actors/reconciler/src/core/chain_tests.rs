@@ -59,23 +59,17 @@ fn a_failed_step_is_tried_again_and_no_other_begins() {
     let number = acts(&mut scenario, "a");
     scenario.end(number, Outcome::Failed("no".into()));
     assert!(scenario.run.progress(WallTime(0)).message.starts_with("step a, 1 of 3: no"));
-    while scenario.effects.iter().all(|effect| !matches!(effect, Effect::Act { .. })) {
-        scenario.pass(100);
-        scenario.effects.retain(|effect| !matches!(effect, Effect::Log(_)));
-    }
+    scenario.pass_until_it_acts();
     acts(&mut scenario, "a");
 }
 
 #[test]
-fn a_step_whose_record_is_lost_is_recorded_and_not_repeated() {
+fn lost_step_record_is_sent_again_without_a_rerun() {
     let mut scenario = after(0);
     let number = acts(&mut scenario, "a");
     scenario.end(number, Outcome::Done);
     scenario.refuse(ErrorCode::TimedOut);
-    while scenario.effects.iter().all(|effect| !matches!(effect, Effect::Record { .. })) {
-        scenario.pass(100);
-        scenario.effects.retain(|effect| !matches!(effect, Effect::Log(_)));
-    }
+    scenario.pass_until(|effect| matches!(effect, Effect::Record { .. }));
     scenario.records("a");
     acts(&mut scenario, "b");
 }
@@ -88,10 +82,7 @@ fn a_view_with_the_record_lets_the_next_step_run() {
     scenario.end(number, Outcome::Done);
     scenario.refuse(ErrorCode::TimedOut);
     scenario.change_view(|view| view.steps_done = 1);
-    while scenario.effects.iter().all(|effect| !matches!(effect, Effect::Act { .. })) {
-        scenario.pass(100);
-        scenario.effects.retain(|effect| !matches!(effect, Effect::Log(_)));
-    }
+    scenario.pass_until_it_acts();
     acts(&mut scenario, "b");
 }
 
@@ -112,7 +103,7 @@ fn a_hold_stops_a_chain_before_its_next_step() {
 }
 
 #[test]
-fn a_member_that_came_in_between_blocks_the_next_step() {
+fn new_blocker_stops_the_next_step() {
     let mut scenario = Scenario::new(chain(), GatePath::First);
     scenario.unchanged_view();
     let number = acts(&mut scenario, "a");
@@ -258,26 +249,82 @@ fn steps_that_are_appended_during_a_record_repeat_none() {
     recorded_under_the_new_definition(&mut scenario);
 }
 
-/// What has run is forgotten, and the definition is the same.
+/// Deleted, and applied: nothing is on record, and the definition has another revision.
+fn deleted_and_applied(view: &mut RunnerView) {
+    view.gate = GateView { epoch: view.gate.epoch, readable: false, ..GateView::default() };
+    (view.steps_done, view.path) = (0, Some(GatePath::First.into()));
+    view.definition.as_mut().unwrap().revision = view.revision;
+}
+
+/// What has run is forgotten, and the definition is the same. Also the first step, of which nothing was on record.
 #[test]
 fn a_chain_that_is_deleted_and_applied_begins_again() {
-    let deleted = |view: &mut RunnerView| {
-        view.gate = GateView { epoch: view.gate.epoch, readable: false, ..GateView::default() };
-        (view.steps_done, view.path) = (0, Some(GatePath::First.into()));
-    };
-    let mut scenario = after(1);
-    let number = acts(&mut scenario, "b");
-    scenario.change_view(deleted);
-    scenario.nothing();
-    scenario.end(number, Outcome::Done);
-    scenario.refuse(ErrorCode::Conflict);
-    scenario.unchanged_view();
-    acts(&mut scenario, "a");
+    for steps_done in [0, 1] {
+        let mut scenario = after(steps_done);
+        let number = acts(&mut scenario, ["a", "b"][steps_done]);
+        scenario.change_view(deleted_and_applied);
+        scenario.nothing();
+        scenario.end(number, Outcome::Done);
+        let number = acts(&mut scenario, "a");
+        scenario.end(number, Outcome::Done);
+        let defined = scenario.view.definition.as_ref().unwrap().revision;
+        assert!(
+            scenario
+                .effects
+                .iter()
+                .any(|effect| matches!(effect, Effect::Record { defined: of, .. } if *of == defined))
+        );
+        scenario.records("a");
+        acts(&mut scenario, "b");
+    }
 
     // All had run, and the gate was to be completed.
     let mut scenario = after(3);
     scenario.refuse(ErrorCode::Conflict);
-    scenario.change_view(deleted);
+    scenario.change_view(deleted_and_applied);
     let (_, work) = scenario.acts();
     assert_eq!((work.step.map(|step| step.name).as_deref(), work.attempt), (Some("a"), 1));
+}
+
+/// The record of the first step was on its way, and is refused.
+#[test]
+fn a_chain_deleted_and_applied_during_a_record_begins_again() {
+    let mut scenario = after(0);
+    let number = acts(&mut scenario, "a");
+    scenario.end(number, Outcome::Done);
+    scenario.change_view(deleted_and_applied);
+    scenario.refuse(ErrorCode::Conflict);
+    scenario.unchanged_view();
+    acts(&mut scenario, "a");
+}
+
+/// The gate was taken on before the deletion, which the view shows already.
+#[test]
+fn a_step_of_the_gate_from_before_a_deletion_begins_nothing() {
+    let mut scenario = Scenario::new(chain(), GatePath::Open);
+    scenario.view.definition.as_mut().unwrap().settle_ms = 0;
+    scenario.change_view(|view| view.steps_done = 1);
+    let Effect::Step { number, epoch, .. } = scenario.only() else { panic!("it requests no step") };
+    scenario.change_view(deleted_and_applied);
+    let paused = HoldView { reason: HoldReason::Paused.into(), message: "m".into() };
+    scenario.change_view(|view| (view.hold, view.path) = (Some(paused), None));
+    let stepped = Stepped { epoch: epoch + 1, revision: Revision(42) };
+    scenario.receive(Input::Stepped { number, result: Ok(stepped) });
+    scenario.nothing();
+    scenario.is("paused", "paused");
+}
+
+/// With more steps: the second one does not carry over, because the first is not on record any more.
+#[test]
+fn a_longer_chain_applied_after_a_deletion_begins_again() {
+    let mut scenario = after(1);
+    let number = acts(&mut scenario, "b");
+    scenario.change_view(|view| {
+        deleted_and_applied(view);
+        let definition = view.definition.as_mut().unwrap();
+        (definition.digest, definition.action) = ("e".into(), of_steps(&["a", "b", "c", "d"]));
+    });
+    assert_eq!(scenario.only(), Effect::Cancel { number });
+    scenario.end(number, Outcome::Done);
+    acts(&mut scenario, "a");
 }

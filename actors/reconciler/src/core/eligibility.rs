@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use muster_messages::wire::RunnerView;
+use muster_messages::wire::{CandidateView, RunnerView};
 use muster_messages::{DefinitionTiming, Moment, NodeId, RunnerChoice, Triple};
 use serde::Serialize;
 
@@ -37,17 +37,17 @@ impl EligibilityTiming {
     /// The same, with what the definition says.
     #[must_use]
     pub fn with(self, of: &DefinitionTiming) -> Self {
-        Self {
-            hold_for: of.hold_ms.map_or(self.hold_for, Duration::from_millis),
-            out_for: of.resign_pause_ms.map_or(self.out_for, Duration::from_millis),
-            ..self
-        }
+        Self { hold_for: of.hold(self.hold_for), out_for: of.resign_pause(self.out_for), ..self }
     }
 }
 
 impl Default for EligibilityTiming {
     fn default() -> Self {
-        Self { hold_for: Duration::from_secs(30), debounce: Duration::from_secs(1), out_for: Duration::from_secs(60) }
+        Self {
+            hold_for: DefinitionTiming::DEFAULT_HOLD,
+            debounce: Duration::from_secs(1),
+            out_for: DefinitionTiming::DEFAULT_RESIGN_PAUSE,
+        }
     }
 }
 
@@ -64,7 +64,7 @@ pub enum Why {
     /// Another candidate comes first. `gone`: it has left, or its node's labels have changed, but it may come back.
     Better { member: String, release: Triple, gone: bool },
     /// Our node does not have these labels of the node selector.
-    NotSelected { lacks: Vec<String> },
+    NotSelected { missing_labels: Vec<String> },
     /// Another node is pinned.
     Pinned { node: NodeId },
     /// It failed here too often, and an equal candidate can try.
@@ -104,8 +104,8 @@ pub struct Eligibility {
     live: BTreeSet<(String, Triple)>,
     gone: BTreeMap<(String, Triple), Moment>,
     announced: bool,
-    /// Labels that our node lacks.
-    lacks: Vec<String>,
+    /// Of the node selector, on our node.
+    missing_labels: Vec<String>,
     out_until: Option<Moment>,
     /// Operators' retries that were seen.
     retries: Option<u64>,
@@ -126,7 +126,7 @@ impl Eligibility {
             live: BTreeSet::new(),
             gone: BTreeMap::new(),
             announced: false,
-            lacks: Vec::new(),
+            missing_labels: Vec::new(),
             out_until,
             retries: None,
             decision: Decision { stands, why: Why::Unknown },
@@ -168,18 +168,19 @@ impl Eligibility {
         }
         self.timing = self.usual.with(&view.timing);
         self.terms = view.definition.as_ref().filter(|_| runnable).map(|_| (view.choice, view.pinned));
-        let ours = view.candidates.iter().find(|candidate| candidate.member == self.me.member);
-        self.lacks = ours.map(|candidate| candidate.lacks.clone()).unwrap_or_default();
+        // An earlier incarnation of this member may still be there, with another release and so another definition.
+        let is_ours = |c: &&CandidateView| c.member == self.me.member && c.release.triple == self.me.release;
+        let ours = view.candidates.iter().find(is_ours);
+        self.missing_labels = ours.map(|candidate| candidate.missing_labels.clone()).unwrap_or_default();
         // A candidate whose node is not selected does not campaign. One whose labels have changed counts as one that has left: they
         // may be put right at once, and an older release would have rewritten everything meanwhile.
-        let eligible = || view.candidates.iter().filter(|candidate| candidate.lacks.is_empty());
-        let live: BTreeSet<_> = eligible().map(|c| (c.member.clone(), c.release.triple)).collect();
-        let is_present = |member: &String| eligible().any(|candidate| candidate.member == *member);
+        let eligible = view.candidates.iter().filter(|candidate| candidate.missing_labels.is_empty());
+        let live: BTreeSet<_> = eligible.map(|c| (c.member.clone(), c.release.triple)).collect();
         for left in self.live.difference(&live) {
             self.gone.insert(left.clone(), now);
         }
         // A member that is present has not left, whatever its release was before.
-        self.gone.retain(|(member, _), _| !is_present(member));
+        self.gone.retain(|(member, _), _| !live.iter().any(|(there, _)| there == member));
         self.live = live;
         self.seen_any = true;
     }
@@ -213,8 +214,8 @@ impl Eligibility {
         if !self.announced {
             return Why::NotAnnounced;
         }
-        if !self.lacks.is_empty() {
-            return Why::NotSelected { lacks: self.lacks.clone() };
+        if !self.missing_labels.is_empty() {
+            return Why::NotSelected { missing_labels: self.missing_labels.clone() };
         }
         if let Some(node) = pinned {
             return if self.me.node == Some(node) { Why::Best } else { Why::Pinned { node } };

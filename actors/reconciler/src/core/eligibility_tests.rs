@@ -23,6 +23,8 @@ struct Scenario {
     candidates: Vec<(&'static str, &'static str)>,
     /// Whose nodes lack a label.
     unselected: Vec<&'static str>,
+    /// The definition of this release selects no node.
+    unselected_release: Option<&'static str>,
     retries: u64,
 }
 
@@ -36,17 +38,22 @@ impl Scenario {
             definition: Some(definition()),
             candidates: vec![("n1", "2.0.0")],
             unselected: vec![],
+            unselected_release: None,
             retries: 0,
         };
         scenario.core.step(scenario.now, Input::Announced(true));
         scenario
     }
     fn observe(&mut self) {
+        let missing = |member: &str, release: &str| {
+            let missing = self.unselected.contains(&member) || self.unselected_release == Some(release);
+            if missing { vec!["disk=ssd".to_owned()] } else { vec![] }
+        };
         let candidate = |(member, release): &(&str, &str)| CandidateView {
             node: None,
             member: (*member).to_owned(),
             release: release.parse::<Release>().unwrap(),
-            lacks: self.unselected.iter().filter(|name| *name == member).map(|_| "disk=ssd".to_owned()).collect(),
+            missing_labels: missing(member, release),
             revision: Revision(0),
         };
         let view = RunnerView {
@@ -95,7 +102,7 @@ fn candidate_without_labels_neither_campaigns_nor_holds_back() {
     assert!(scenario.pass(1).stands);
     scenario.unselected = vec!["n1"];
     scenario.observe();
-    let why = Why::NotSelected { lacks: vec!["disk=ssd".to_owned()] };
+    let why = Why::NotSelected { missing_labels: vec!["disk=ssd".to_owned()] };
     assert_eq!(*scenario.core.decision(), Decision { stands: false, why });
     scenario.unselected = vec![];
     scenario.observe();
@@ -107,6 +114,21 @@ fn candidate_without_labels_neither_campaigns_nor_holds_back() {
     scenario.unselected = vec![];
     scenario.observe();
     assert!(!scenario.pass(1).stands);
+}
+
+/// The incarnation before an upgrade is still there, until its lease is over: its definition selects other nodes.
+#[test]
+fn labels_of_an_earlier_incarnation_do_not_count() {
+    for (earlier, at) in [("1.0.0", 1), ("3.0.0", 0)] {
+        let mut scenario = Scenario::new();
+        let mut both = [("n1", "2.0.0"), ("n1", "2.0.0")];
+        both[at].1 = earlier;
+        scenario.candidates = both.to_vec();
+        scenario.unselected_release = Some(earlier);
+        scenario.observe();
+        scenario.pass(1);
+        assert_eq!(scenario.core.decision().why, Why::Best, "{earlier}");
+    }
 }
 
 /// Otherwise the older release would rewrite everything, and the newer one again once the label is back.

@@ -33,7 +33,6 @@ use serde::Deserialize;
 
 pub use self::ended::{Ended, Outcome};
 use self::failures::Failures;
-pub use self::recording::is_refused;
 use self::recording::{Kept, Recording};
 use self::report::{Described, Reporting};
 pub use self::tally::Tally;
@@ -140,14 +139,17 @@ pub enum Input {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
+    /// `release` and `digest`: of the definition that it concerns, here and below.
     Step {
         number: u64,
+        release: Triple,
         digest: String,
         epoch: u64,
         step: GateStep,
     },
     Wave {
         number: u64,
+        release: Triple,
         digest: String,
         wave: u32,
     },
@@ -158,7 +160,10 @@ pub enum Effect {
     /// A step of a chain was carried out.
     Record {
         number: u64,
+        release: Triple,
         digest: String,
+        /// The definition's revision: a record of the time before it was deleted and applied again is refused.
+        defined: Revision,
         step: String,
     },
     /// Answered by the end of the action.
@@ -200,7 +205,7 @@ enum Phase {
     Waving {
         number: u64,
     },
-    /// The next wave waits for a condition. It is requested again with each newer view, and then.
+    /// The next wave waits for a condition. Requested again with each newer view, and at `again_at`.
     Awaiting {
         again_at: Moment,
         why: String,
@@ -242,6 +247,8 @@ struct Job {
     digest: String,
     /// Of the definition: an earlier one than ours, if it applies to later ones.
     release: Triple,
+    /// The definition's revision. Another one with the same digest: it was deleted and applied again.
+    defined: Revision,
     from: Option<Release>,
     /// The gate's epoch after this term's step.
     stepped: Option<u64>,
@@ -262,6 +269,13 @@ struct Job {
     ran: bool,
     /// The gate was not in the expected state: a newer view shows whether the action counts.
     refused: bool,
+}
+
+impl Job {
+    /// Whether this is its definition, not applied anew since.
+    fn is_of(&self, definition: &Definition) -> bool {
+        (self.digest.as_str(), self.defined) == (definition.digest.as_str(), definition.revision)
+    }
 }
 
 /// What has been applied in this term, or found applied.
@@ -380,10 +394,6 @@ impl Run {
         out.extend(self.recording.next(now).map(|record| Effect::RecordRun(Box::new(record))));
     }
 
-    /// The release of the definition that its effects concern.
-    pub fn applies(&self) -> Triple {
-        self.job.as_ref().map_or(self.who.release.triple, |job| job.release)
-    }
     pub fn who(&self) -> &Runner {
         &self.who
     }
@@ -503,18 +513,20 @@ impl Run {
         let wave = self.job.as_ref().filter(|_| objects).map(|job| ((job.wave + 1).min(all), all));
         let Described { phase, reason, mut message } = described;
         let definition = self.view.as_ref().and_then(|view| view.definition.as_ref());
-        let steps = definition.map(|definition| &definition.action);
-        if let (Some(Action::Chain(steps)), Some(job), ReconcilerPhase::Running) = (steps, &self.job, phase)
+        if phase == ReconcilerPhase::Running
+            && let Some(Action::Chain(steps)) = definition.map(|definition| &definition.action)
+            && let Some(job) = &self.job
             && let Some(step) = steps.get(job.step)
         {
             message = format!("step {}, {} of {}: {message}", step.name, job.step + 1, steps.len());
         }
-        let earlier = definition.map(|d| &d.release).filter(|release| release.triple != self.who.release.triple);
+        // An earlier one than ours, if its definition applies to later ones.
+        let applied = definition.map(|d| &d.release).filter(|release| release.triple != self.who.release.triple);
         Progress {
             reconciler: self.who.reconciler.clone(),
             term: self.who.term,
             node: self.who.node,
-            release: earlier.unwrap_or(&self.who.release).clone(),
+            release: applied.unwrap_or(&self.who.release).clone(),
             phase: phase.into(),
             reason,
             message,
@@ -532,7 +544,9 @@ impl Run {
     fn has_equal(&self) -> bool {
         let ours = self.who.release.triple;
         let others = self.view.iter().flat_map(|view| &view.candidates);
-        others.into_iter().any(|c| c.release.triple == ours && c.lacks.is_empty() && c.member != self.who.member)
+        others
+            .into_iter()
+            .any(|c| c.release.triple == ours && c.missing_labels.is_empty() && c.member != self.who.member)
     }
 }
 
@@ -554,3 +568,6 @@ mod scenario;
 #[cfg(test)]
 #[path = "run_tests.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "wave_tests.rs"]
+mod wave_tests;

@@ -112,6 +112,21 @@ impl Scenario {
         }
         self.now = end;
     }
+    /// Time passes, from each moment at which the run wakes to the next, until it has such an effect.
+    pub(super) fn pass_until(&mut self, wanted: impl Fn(&Effect) -> bool) {
+        for _ in 0..10_000 {
+            if self.effects.iter().any(&wanted) {
+                return;
+            }
+            let wakes = self.run.wake_at().unwrap_or_else(|| panic!("it waits for no moment: {:?}", self.run));
+            self.now = self.now.max(wakes);
+            self.receive(Input::Woke);
+        }
+        panic!("it never has the effect: {:?}", self.run);
+    }
+    pub(super) fn pass_until_it_acts(&mut self) {
+        self.pass_until(|effect| matches!(effect, Effect::Act { .. }));
+    }
     pub(super) fn effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }

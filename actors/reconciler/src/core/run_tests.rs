@@ -86,69 +86,6 @@ fn the_first_run_ever_writes_no_gate_before_it_has_succeeded() {
 }
 
 #[test]
-fn waves_follow_each_other_only_after_success() {
-    let mut scenario = Scenario::new(Action::Objects(vec![]), GatePath::First);
-    scenario.view.definition.as_mut().unwrap().settle_ms = 0;
-    scenario.unchanged_view();
-    let errors = vec![ObjectError { key: "a".into(), message: "no".into() }];
-    for (wave, errors) in [(0, vec![]), (1, errors), (1, vec![]), (2, vec![])] {
-        let Effect::Wave { number, wave: asked, .. } = scenario.only() else { panic!() };
-        assert_eq!(asked, wave);
-        let fails = !errors.is_empty();
-        scenario.receive(Input::Waved { number, result: Ok(Waved { errors, ..Waved::default() }) });
-        if fails {
-            scenario.nothing();
-            assert_eq!(scenario.run.progress(WallTime(0)).wave, Some((2, 3)));
-            scenario.pass(150);
-        }
-    }
-    scenario.grant(GateStep::Complete, true);
-}
-
-#[test]
-fn wave_that_waits_is_asked_for_again_until_its_time_is_over() {
-    let mut scenario = Scenario::new(Action::Objects(vec![]), GatePath::First);
-    scenario.view.definition.as_mut().unwrap().settle_ms = 0;
-    scenario.unchanged_view();
-    let answer = |scenario: &mut Scenario, wave: u32, waiting: Option<&str>| {
-        let Effect::Wave { number, wave: asked, .. } = scenario.only() else { panic!() };
-        assert_eq!(asked, wave);
-        let waved = Waved { waiting: waiting.map(str::to_owned), ..Waved::default() };
-        scenario.receive(Input::Waved { number, result: Ok(waved) });
-    };
-    answer(&mut scenario, 0, None);
-    answer(&mut scenario, 1, Some("it is not ready"));
-    scenario.is("waiting", "condition");
-    scenario.nothing();
-    assert_eq!(scenario.run.progress(WallTime(0)).message, "it is not ready");
-    // Each newer view, and at the latest after 10 s.
-    scenario.unchanged_view();
-    answer(&mut scenario, 1, Some("it is not ready"));
-    scenario.pass(9_999);
-    scenario.nothing();
-    scenario.pass(1);
-    answer(&mut scenario, 1, Some("it is not ready"));
-    assert_eq!(scenario.run.progress(WallTime(0)).attempt, 1, "it is one attempt");
-    // A minute after the wait began.
-    for _ in 0..5 {
-        scenario.pass(10_000);
-        answer(&mut scenario, 1, Some("it is not ready"));
-    }
-    let failed = scenario.run.progress(WallTime(0));
-    assert_eq!(failed.consecutive_failures, 1);
-    assert!(failed.last_error.unwrap().contains("it has waited for 60s"));
-    // The next attempt begins with the same wave, and another minute.
-    scenario.pass(1_000);
-    answer(&mut scenario, 1, Some("it is not ready"));
-    scenario.is("waiting", "condition");
-    scenario.unchanged_view();
-    answer(&mut scenario, 1, None);
-    answer(&mut scenario, 2, None);
-    scenario.grant(GateStep::Complete, true);
-    scenario.is("idle", "done");
-}
-
-#[test]
 fn applied_definition_is_reapplied_without_gate_steps() {
     let mut scenario = Scenario::new(command(), GatePath::Reached);
     scenario.unchanged_view();
@@ -331,9 +268,7 @@ fn failures_are_retried_after_growing_pauses_and_reported() {
         attempts += 1;
         let at = scenario.run.progress(WallTime(0)).next_retry_at;
         assert!(at.is_some());
-        while scenario.effects.iter().all(|effect| !matches!(effect, Effect::Act { .. })) {
-            scenario.pass(10);
-        }
+        scenario.pass_until_it_acts();
     }
     assert!((10..30).contains(&attempts), "{attempts} in half a minute");
     let last = scenario.reports.last().unwrap();
@@ -348,7 +283,7 @@ fn failing_runner_resigns_only_for_an_equal_candidate() {
         node: None,
         member: member.into(),
         release: serde_json::from_value(release.into()).unwrap(),
-        lacks: Vec::new(),
+        missing_labels: Vec::new(),
         revision: Revision(1),
     };
     for (other, resigns) in [("2.0.0+other", true), ("1.0.0", false)] {
@@ -373,7 +308,7 @@ fn runner_resigns_after_its_last_failure_is_reported() {
             node: None,
             member: member.into(),
             release: "2.0.0".parse().unwrap(),
-            lacks: Vec::new(),
+            missing_labels: Vec::new(),
             revision: Revision(1),
         });
         scenario.change_view(|view| view.candidates = both.to_vec());

@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use muster_elector::clock::TokioTime;
 use muster_elector::{Cluster as Leases, Timekeeper};
 use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
-use muster_messages::{ErrorBody, ErrorCode, Revision};
+use muster_messages::{ErrorBody, ErrorCode, Revision, Triple};
 use muster_reconciler::Cluster;
 use muster_testkit::ActorHarness;
 use serde_json::{Value, json};
@@ -66,8 +66,11 @@ pub struct Network {
     judge: Arc<Mutex<Judge>>,
     news: Arc<watch::Sender<Revision>>,
     cuts: Arc<Mutex<BTreeMap<String, Arc<AtomicBool>>>>,
-    /// What happens to the next records of runs; the others arrive.
+    /// What happens to the next records of runs, and of steps of chains; the others arrive.
     records: Arc<Mutex<VecDeque<Travel>>>,
+    step_records: Arc<Mutex<VecDeque<Travel>>>,
+    /// The releases whose definitions are watched by requests that wait.
+    watched: Arc<Mutex<Vec<Triple>>>,
     /// Members of a build that cannot read the definitions.
     outdated: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -90,6 +93,8 @@ impl Network {
             news: Arc::new(watch::Sender::new(Revision(0))),
             cuts: Arc::default(),
             records: Arc::default(),
+            step_records: Arc::default(),
+            watched: Arc::default(),
             outdated: Arc::default(),
         }
     }
@@ -129,6 +134,16 @@ impl Network {
     pub fn records_travel(&self, like: impl IntoIterator<Item = Travel>) {
         self.records.lock().unwrap().extend(like);
     }
+    /// The next records of steps of chains travel like this.
+    pub fn step_records_travel(&self, like: impl IntoIterator<Item = Travel>) {
+        self.step_records.lock().unwrap().extend(like);
+    }
+    /// The releases whose definitions are watched now.
+    pub fn watched_releases(&self) -> Vec<Triple> {
+        let mut watched = self.watched.lock().unwrap().clone();
+        watched.sort_unstable();
+        watched
+    }
     /// Connects or disconnects a member.
     pub fn cut(&self, member: &str, cut: bool) {
         self.cuts.lock().unwrap().entry(member.to_owned()).or_default().store(cut, Ordering::SeqCst);
@@ -167,6 +182,23 @@ impl Network {
             _ = news.wait_for(|revision| *revision > seen) => {}
             () = limit => {}
         }
+    }
+}
+
+/// A watch of the definitions of a release, until it is dropped.
+struct Watching(Network, Triple);
+
+impl Watching {
+    fn of(network: &Network, release: Triple) -> Self {
+        network.watched.lock().unwrap().push(release);
+        Self(network.clone(), release)
+    }
+}
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut watched = self.0.watched.lock().unwrap();
+        let at = watched.iter().position(|release| *release == self.1);
+        watched.swap_remove(at.expect("it is listed until it is dropped"));
     }
 }
 
@@ -229,15 +261,26 @@ impl Cluster for Link {
         let member = self.member.clone();
         let asked = async move {
             there.await?;
-            if let R::View { seen, wait_ms, .. }
-            | R::Definitions { seen, wait_ms, .. }
-            | R::Admission { seen, wait_ms, .. }
-            | R::Status { seen, wait_ms, .. } = &request
-            {
-                network.after(*seen, *wait_ms).await;
+            let _watching = match &request {
+                R::Definitions { release, .. } => Some(Watching::of(&network, *release)),
+                _ => None,
+            };
+            match &request {
+                R::View { name, seen, wait_ms, .. } => {
+                    // Reports of progress are no news to a runner.
+                    let end = Instant::now() + Duration::from_millis(*wait_ms);
+                    while network.with(|judge| judge.view_revision(name)) <= *seen && Instant::now() < end {
+                        network.after(network.with(|judge| judge.tables.revision), 100).await;
+                    }
+                }
+                R::Definitions { seen, wait_ms, .. }
+                | R::Admission { seen, wait_ms, .. }
+                | R::Status { seen, wait_ms, .. } => network.after(*seen, *wait_ms).await,
+                _ => {}
             }
             let travel = match &request {
                 R::RecordRun { .. } => network.records.lock().unwrap().pop_front(),
+                R::StepDone { .. } => network.step_records.lock().unwrap().pop_front(),
                 _ => None,
             };
             match travel {

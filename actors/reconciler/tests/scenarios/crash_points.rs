@@ -9,12 +9,11 @@ use muster_testkit::at_every_point;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::World;
-use crate::fleet::{Commands, Node, announce, digested, objects, schema};
+use crate::fleet::{Commands, Node, TEN_HOURS, announce, digested, objects, schema};
 use crate::judge::{Judge, release, triple};
 use crate::nodes::{is_done, phase, serves};
 
 const ACTORS: [&str; 4] = ["participants", "candidates", "elect", "run"];
-const TEN_HOURS: Duration = Duration::from_secs(36_000);
 /// Long enough for a crash in the middle.
 const SHORT_RUN: Duration = Duration::from_millis(300);
 
@@ -48,15 +47,6 @@ impl World {
 }
 
 impl Commands {
-    /// Commands that take this long.
-    fn taking(takes: Duration) -> Self {
-        let commands = Self::default();
-        commands.take(takes);
-        commands
-    }
-    fn take(&self, takes: Duration) {
-        self.with(|ledger| ledger.takes = takes);
-    }
     fn begun(&self) -> Vec<(String, u64, u32)> {
         self.with(|ledger| ledger.begun.clone())
     }

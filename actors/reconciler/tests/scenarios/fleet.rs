@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use muster_elector::Timekeeper;
 use muster_elector::clock::TokioTime;
 use muster_kernel::Tree;
-use muster_messages::{Definition, DesiredObject, ManagedKey, MicroTime, Moment, NodeId};
+use muster_messages::{ChainStep, CommandAction, Definition, DesiredObject, ManagedKey, MicroTime, Moment, NodeId};
 use muster_reconciler::{
     Admission, CommandEnd, CommandExit, CommandOrder, CommandRunner, LeaseTiming, Member, ReconcilerSpec, Reconcilers,
     Setup, Waiting, reconcilers_spec,
@@ -20,6 +20,9 @@ use tokio::sync::watch;
 
 use crate::cluster::World;
 use crate::judge::{release, triple};
+
+/// Longer than any scenario: such a command is ended.
+pub const TEN_HOURS: Duration = Duration::from_secs(36_000);
 
 /// What commands do, and a record of what they did.
 #[derive(Clone, Default)]
@@ -53,6 +56,15 @@ pub struct Ledger {
 impl Commands {
     pub fn with<T>(&self, access: impl FnOnce(&mut Ledger) -> T) -> T {
         access(&mut self.0.lock().unwrap())
+    }
+    /// Commands that take this long.
+    pub fn taking(takes: Duration) -> Self {
+        let commands = Self::default();
+        commands.take(takes);
+        commands
+    }
+    pub fn take(&self, takes: Duration) {
+        self.with(|ledger| ledger.takes = takes);
     }
     /// As a reload of the node's configuration does.
     pub fn allow(&self, node: &str, allowed: bool) {
@@ -202,6 +214,15 @@ pub fn schema(of: &str, floor: &str) -> ReconcilerSpec {
     let argv = vec!["migrate".to_owned()];
     let spec = ReconcilerSpec::command("schema", release(of), "db", argv, BTreeMap::new());
     spec.floor(triple(floor)).downgrade(true)
+}
+/// `schema` as a chain of migrations, one for each step.
+pub fn chain(of: &str, steps: &[&str]) -> ReconcilerSpec {
+    let step = |name: &&str| ChainStep {
+        name: (*name).to_owned(),
+        command: CommandAction { argv: vec!["migrate".to_owned(), (*name).to_owned()], env: BTreeMap::new() },
+        digest: String::new(),
+    };
+    ReconcilerSpec::chain("schema", release(of), "db", steps.iter().map(step).collect()).floor(triple("1.0.0"))
 }
 /// A definition as the cluster stores it.
 pub fn digested(spec: ReconcilerSpec) -> Definition {

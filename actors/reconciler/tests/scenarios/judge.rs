@@ -184,6 +184,12 @@ impl Judge {
         written.max(self.expired.get(&key).copied().unwrap_or_default())
     }
 
+    /// The last change that a runner waits for.
+    pub fn view_revision(&self, name: &str) -> Revision {
+        let term = self.tables.objects.get(&runner_lease(name)).map(|object| object.meta.revision);
+        self.tables.reconcilers.changed.max(term.unwrap_or_default())
+    }
+
     pub fn reconcile(&mut self, request: ReconcilerRequest) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
         match request {
@@ -208,8 +214,8 @@ impl Judge {
                 let epoch = self.tables.reconcilers.epoch_of(&name);
                 Ok(json!({"epoch": epoch, "revision": self.tables.revision}).to_string())
             }
-            R::StepDone { name, release, digest, term, step } => {
-                self.change(ReconcilerChange::StepDone { reconciler: name, release, digest, term, step })?;
+            R::StepDone { name, release, digest, defined, term, step } => {
+                self.change(ReconcilerChange::StepDone { reconciler: name, release, digest, defined, term, step })?;
                 Ok(json!({"revision": self.tables.revision}).to_string())
             }
             R::Wave { name, release, digest, term, wave } => {

@@ -19,6 +19,10 @@ use crate::judge::{Judge, release, triple};
 pub fn phase(judge: &Judge, name: &str) -> (String, String) {
     judge.progress.get(name).map_or_else(Default::default, |p| (p.phase.to_string(), p.reason.to_string()))
 }
+/// Records of members and of candidates.
+pub fn participants(judge: &Judge) -> usize {
+    judge.tables.reconcilers.participants.len()
+}
 pub fn is_done(judge: &Judge, name: &str, of: &str) -> bool {
     judge.gate(name).is_some_and(|gate| gate.now.state == GateState::Done && gate.now.reconciled == release(of))
 }

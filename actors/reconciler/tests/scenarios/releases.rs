@@ -1,30 +1,19 @@
 //! Releases of applications: declared while nodes run, ranges of releases, chains of steps, and the timings of definitions.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_elector::clock::TokioTime;
-use muster_messages::{ChainStep, CommandAction};
 use muster_reconciler::{Declared, ReconcilerSpec, Releases, Setup};
 use tokio::time::Instant;
 
 use crate::cluster::World;
-use crate::fleet::{Commands, Node, digested, node_id, objects, schema};
+use crate::fleet::{Commands, Node, chain, digested, node_id, objects, schema};
 use crate::judge::{Judge, release, triple};
 use crate::nodes::is_done;
 
 fn runner(judge: &Judge, name: &str) -> Option<String> {
     judge.runner(name).map(|(who, _)| who)
-}
-
-fn chain(of: &str, steps: &[&str]) -> ReconcilerSpec {
-    let step = |name: &&str| ChainStep {
-        name: (*name).to_owned(),
-        command: CommandAction { argv: vec!["migrate".to_owned(), (*name).to_owned()], env: BTreeMap::new() },
-        digest: String::new(),
-    };
-    ReconcilerSpec::chain("schema", release(of), "db", steps.iter().map(step).collect()).floor(triple("1.0.0"))
 }
 
 /// Two applications on one node: the release of one of them changes, and nothing else does.
@@ -62,7 +51,26 @@ async fn a_declared_release_changes_without_a_restart() {
     world.end([node]).await;
 }
 
-/// Otherwise a node without the application, but with a high release of its own, would stand before those that have it.
+/// A request that waits for news holds a place at its manager.
+#[tokio::test(start_paused = true)]
+async fn watch_of_a_withdrawn_release_ends_at_once() {
+    let (world, releases) = (World::begin().await, Releases::default());
+    let setup = Setup {
+        clock: Arc::new(TokioTime),
+        releases: releases.clone(),
+        ..Setup::new(world.link("n1"), "n1", release("0.1.0"))
+    };
+    let node = Node::with(&world, setup).await;
+    releases.declare("mail", release("7.0.0"));
+    world.until("both are watched", |_| world.watched_releases() == ["0.1.0", "7.0.0"].map(triple)).await;
+    releases.withdraw("mail");
+    let asked = Instant::now();
+    world.until("one is watched", |_| world.watched_releases() == ["0.1.0"].map(triple)).await;
+    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    world.end([node]).await;
+}
+
+/// Otherwise a node without the application, but with a high release of its own, would be preferred to the nodes that have it.
 #[tokio::test(start_paused = true)]
 async fn a_node_declares_that_it_has_nothing_of_a_scope() {
     let world = World::begin().await;

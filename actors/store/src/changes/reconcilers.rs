@@ -24,7 +24,7 @@ use muster_messages::{
 use super::*;
 use crate::guards::{expected, lease_of, not_found, object};
 
-mod operators;
+pub(crate) mod operators;
 mod records;
 pub(crate) mod runs;
 
@@ -77,9 +77,9 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerCh
         R::Repair { reconciler, epoch } => operators::repair(tables, stamp, reconciler, *epoch),
         R::ForceFloor { reconciler, floor } => operators::force_floor(tables, stamp, reconciler, *floor),
         R::DeleteGate { reconciler } => operators::delete_gate(tables, stamp, reconciler),
-        R::StepDone { reconciler, release, digest, term, step } => {
+        R::StepDone { reconciler, release, digest, defined, term, step } => {
             let by = Runner { reconciler, release: *release, digest, term: *term };
-            records::step_done(tables, stamp, &by, step)
+            records::step_done(tables, stamp, &by, *defined, step)
         }
         R::RecordRun(run) => records::record_run(tables, stamp, run),
     }
@@ -526,7 +526,7 @@ fn unmet_before(
     key: &ManagedKey,
     object: Option<&DesiredObject>,
 ) -> Option<Unmet> {
-    if definition.options.wave_conditions.is_empty() {
+    if definition.options.wave_conditions.is_empty() || injected(BugInjection::IgnoreWaveConditions) {
         return None;
     }
     let Action::Objects(objects) = &definition.action else { return None };

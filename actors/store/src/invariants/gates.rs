@@ -1,14 +1,16 @@
 //! Invariants of gates and participants.
 
+use imbl::ordmap::DiffItem;
 use muster_messages::{
-    Action, DefinitionKey, Gate, GateState, MAX_RUN_BYTES, MAX_RUNS, ParticipantPhase, RUNS_LEVEL, ReconcilerRecords,
-    Reconcilers, Tables,
+    Action, Definition, DefinitionKey, FencingToken, Gate, GatePath, GateState, MAX_RUN_BYTES, MAX_RUNS, ManagedKey,
+    ParticipantPhase, RUNS_LEVEL, ReconcilerRecords, Reconcilers, Tables,
 };
 
 use super::{
-    CheckResult, RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, RELEASE_9, RELEASE_10, RELEASE_11, REVISION_1,
-    holds,
+    CheckResult, RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, RELEASE_9, RELEASE_10, RELEASE_11, RELEASE_12,
+    REVISION_1, holds,
 };
+use crate::changes::REPAIRED;
 
 pub(super) fn check(tables: &Tables) -> CheckResult {
     let all = &tables.reconcilers;
@@ -45,17 +47,19 @@ pub(super) fn check(tables: &Tables) -> CheckResult {
 fn check_runs(records: &ReconcilerRecords) -> CheckResult {
     for (name, runs) in &records.runs {
         let numbers: Vec<u64> = runs.runs.iter().map(|run| run.number).collect();
-        let sound = numbers.is_sorted() && numbers.last().is_none_or(|last| *last == runs.last);
+        let sound = numbers.is_sorted_by(|a, b| a < b) && numbers.last().is_none_or(|last| *last == runs.last);
         holds(sound && numbers.len() <= MAX_RUNS, RELEASE_11, || format!("{name} has the runs {numbers:?}"))?;
     }
-    let sum = records.count_run_bytes();
-    holds(sum == records.run_bytes && sum <= MAX_RUN_BYTES, RELEASE_11, || {
-        format!("{} bytes of runs are counted, and {sum} are there", records.run_bytes)
-    })
+    let bytes = records.run_bytes();
+    holds(bytes <= MAX_RUN_BYTES, RELEASE_11, || format!("runs take {bytes} bytes"))
 }
 
 /// RELEASE-10, over one entry.
 fn check_chains(before: &Tables, after: &Tables) -> CheckResult {
+    for name in before.records.chains.keys() {
+        let there = after.records.chains.contains_key(name) || after.reconcilers.definitions_of(name).next().is_none();
+        holds(there, RELEASE_10, || format!("the steps of {name} that have run were forgotten"))?;
+    }
     for (name, new) in &after.records.chains {
         let old = before.records.chains.get(name).map(|chain| chain.steps.as_slice()).unwrap_or_default();
         let grown = new.steps.len() <= old.len() + 1 && new.steps.starts_with(old);
@@ -64,7 +68,7 @@ fn check_chains(before: &Tables, after: &Tables) -> CheckResult {
     for (name, gate) in &after.reconcilers.gates {
         let was = before.reconcilers.gates.get(name).map(|gate| &gate.now);
         let by_a_runner = was.is_none_or(|was| was.state == GateState::Working && gate.now.term >= was.term);
-        if !by_a_runner || gate.now.state != GateState::Done || gate.now.why.starts_with("repaired") {
+        if !by_a_runner || gate.now.state != GateState::Done || gate.now.why.starts_with(REPAIRED) {
             continue;
         }
         let definition = after
@@ -78,6 +82,38 @@ fn check_chains(before: &Tables, after: &Tables) -> CheckResult {
         }
     }
     Ok(())
+}
+
+/// RELEASE-12, over one entry, for the object that a runner wrote by it. Deletions are not checked: an operator's looks the same.
+fn check_waits(before: &Tables, after: &Tables) -> CheckResult {
+    let was = &before.reconcilers;
+    let mut written = was.objects.diff(&after.reconcilers.objects);
+    // Of several changes in one entry, an earlier one may have made the condition hold.
+    let (Some(change), None) = (written.next(), written.next()) else { return Ok(()) };
+    let (DiffItem::Add(key, object) | DiffItem::Update { new: (key, object), .. }) = change else { return Ok(()) };
+    let Some(owner) = object.owner.as_deref().filter(|_| object.term != FencingToken(0)) else { return Ok(()) };
+    let applied = |definition: &&Definition| {
+        let target = definition.target();
+        was.gates
+            .get(owner)
+            .is_none_or(|gate| gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached)
+    };
+    // Before the first run, the gate does not say by which of them it was written.
+    let mut unmet = was.definitions_of(owner).map(AsRef::as_ref).filter(applied).map(|definition| {
+        let wave = wave_of(definition, key);
+        definition.unmet_before(wave, &was.objects).map(|unmet| (wave, unmet))
+    });
+    let Some(first) = unmet.next() else { return Ok(()) };
+    holds(first.is_none() || unmet.any(|unmet| unmet.is_none()), RELEASE_12, || {
+        let (wave, unmet) = first.map_or((0, String::new()), |(wave, unmet)| (wave, unmet.to_string()));
+        format!("{key} of wave {wave} was written, and {unmet}")
+    })
+}
+
+/// What the definition does not list comes after everything else.
+fn wave_of(definition: &Definition, key: &ManagedKey) -> u32 {
+    let Action::Objects(objects) = &definition.action else { return 0 };
+    objects.iter().find(|listed| listed.key == *key).map_or(u32::MAX, |listed| listed.wave)
 }
 
 /// Over one entry, or several.
@@ -101,6 +137,7 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
     }
     if single {
         check_chains(before, after)?;
+        check_waits(before, after)?;
         admissions(was, is)?;
     }
     Ok(())

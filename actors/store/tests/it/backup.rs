@@ -71,6 +71,8 @@ fn backup_is_sealed_while_autolock_is_on() {
     for part in secrets {
         assert!(!sealed.windows(12).any(|found| found == part), "{part:?}");
     }
+    // One in clear proves nothing about its author.
+    assert_eq!(decode_sealed(&encode(&world.tables, Term(4), T0).unwrap(), &key).unwrap_err(), BadBackup::NotSealed);
     let off = World::founded();
     assert_eq!(encode_for_file(&off.tables, Term(4), T0).unwrap(), encode(&off.tables, Term(4), T0).unwrap());
 }

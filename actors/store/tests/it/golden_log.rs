@@ -107,7 +107,7 @@ fn digests(log: &Log) -> Vec<u64> {
         assert!(tables.workloads.changed > Revision(0), "a workload");
     }
     if log.entries[0] == founding(DEFINITIONS_LEVEL) {
-        assert!(!tables.records.chains.is_empty() && tables.records.run_bytes > 0, "a step of a chain, and a run");
+        assert!(!tables.records.chains.is_empty() && tables.records.run_bytes() > 0, "a step of a chain, and a run");
     }
     digests
 }

@@ -165,19 +165,8 @@ fn the_bytes_of_version_five_stay_readable() {
 #[test]
 fn the_bytes_of_version_six_stay_readable() {
     let tables = crate::gates::records::full();
-    assert!(tables.records.chains.len() == 1 && tables.records.run_bytes > 0);
+    assert!(tables.records.chains.len() == 1 && tables.records.run_bytes() > 0);
     golden("snapshot-v6.bin", &tables);
-}
-
-/// A sum that was damaged or forged is no reason to delete runs, or to keep them for ever.
-#[test]
-fn the_bytes_of_runs_are_counted_again_when_loaded() {
-    let tables = crate::gates::records::full();
-    for sum in [0, u64::MAX] {
-        let mut forged = tables.clone();
-        forged.records.run_bytes = sum;
-        assert_eq!(decode(&encode(&forged)).as_ref(), Ok(&tables));
-    }
 }
 
 #[test]

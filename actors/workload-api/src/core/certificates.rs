@@ -17,14 +17,13 @@ use muster_messages::{Moment, RetryPause, Rng, WallTime, WorkloadEntry, Workload
 use zeroize::Zeroizing;
 
 use super::View;
+use super::attempts::{Attempts, SignFailure, SignId};
 
 /// Certificates and keys held at a time. The leader counts twice as many: one that was evicted counts until it expires.
 pub const MAX_HELD: usize = 200;
 /// Requests to the leader in flight. The host of a node's session accepts four, and the node's own certificate and membership must not
 /// wait. A node that starts has many to make, and so have all others after a power cut: they follow each other.
 pub const MAX_SIGNINGS: usize = 2;
-/// Pauses after failed signatures: the first, which doubles, and the longest. A lifetime is 5 minutes at least.
-pub const SIGN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The shortest time between two certificates of a workload, whatever the reason for another one is.
 pub const RENEWAL_PAUSE: Duration = Duration::from_secs(2);
 /// The renewal is planned by wall time, as certificates are. It is compared this often, because a wall clock may be set.
@@ -32,10 +31,6 @@ pub const CLOCK_CHECK: Duration = Duration::from_secs(30);
 
 /// Identifies a root's key: the key identifier in the certificates that it signs.
 pub type KeyId = Vec<u8>;
-
-/// A request for one signature.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SignId(pub u64);
 
 /// A certificate with its key: an X.509-SVID.
 #[derive(PartialEq, Eq)]
@@ -53,14 +48,6 @@ impl fmt::Debug for Svid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Svid(until {})", self.not_after)
     }
-}
-
-/// Why there is no signature.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignFailure {
-    /// The leader has no such entry for this node, which does not know that yet. Otherwise it may work later.
-    pub refused: bool,
-    pub why: String,
 }
 
 /// What an entry demands of its certificates: another one is needed when that changes.
@@ -90,22 +77,16 @@ impl Held {
 struct Slot {
     entry: Arc<WorkloadEntry>,
     held: Option<Held>,
-    /// The request in flight, and what its certificate was asked to say: the entry may change until the answer.
-    signing: Option<(SignId, Profile)>,
-    pause: RetryPause,
-    failure: Option<SignFailure>,
+    /// Each with what its certificate was asked to say: the entry may change until the answer.
+    attempts: Attempts<Profile>,
 }
 
 impl Slot {
     fn empty(entry: &WorkloadEntry) -> Self {
-        let pause = RetryPause::default();
-        Self { entry: Arc::new(entry.clone()), held: None, signing: None, pause, failure: None }
+        Self { entry: Arc::new(entry.clone()), held: None, attempts: Attempts::default() }
     }
     fn profile(&self) -> Profile {
         Profile { ttl: self.entry.ttl, dns: self.entry.dns.clone() }
-    }
-    fn awaits(&self, by: SignId) -> bool {
-        self.signing.as_ref().is_some_and(|(of, _)| *of == by)
     }
     /// When another certificate is needed; now, unless the one that is held will do for a while.
     fn due(&self, wall: WallTime, roots: &BTreeSet<KeyId>) -> WallTime {
@@ -131,7 +112,6 @@ pub enum State {
 #[derive(Clone, Debug, Default)]
 pub struct Certificates {
     slots: BTreeMap<WorkloadName, Slot>,
-    last: SignId,
     /// Counts what happened to keys and certificates: a copy of them is replaced when it differs.
     changes: u64,
 }
@@ -141,7 +121,7 @@ impl Certificates {
     #[must_use]
     pub fn resume(mut self) -> Self {
         for slot in self.slots.values_mut() {
-            slot.signing = None;
+            slot.attempts.forget_request();
         }
         self
     }
@@ -153,8 +133,7 @@ impl Certificates {
             let Some(entry) = entries.iter().find(|entry| entry.name == *name) else { return false };
             if *slot.entry != *entry {
                 slot.entry = Arc::new(entry.clone());
-                slot.pause = RetryPause::default();
-                slot.failure = None;
+                slot.attempts.forgive();
             }
             true
         });
@@ -164,13 +143,10 @@ impl Certificates {
     /// The certificate of a workload that a stream wants.
     pub fn state(&self, now: Moment, name: &WorkloadName) -> State {
         let Some(slot) = self.slots.get(name) else { return State::Pending };
-        match (&slot.held, &slot.failure) {
+        match (&slot.held, slot.attempts.final_failure(now)) {
             (Some(held), _) => State::Held(Arc::clone(&held.svid), held.by),
-            // Once its pause is over, it is about to be tried again.
-            (None, Some(failure)) if slot.signing.is_none() && !slot.pause.is_over(now) => {
-                State::Failed(failure.clone())
-            }
-            (None, _) => State::Pending,
+            (None, Some(failure)) => State::Failed(failure.clone()),
+            (None, None) => State::Pending,
         }
     }
 
@@ -195,8 +171,8 @@ impl Certificates {
         (rng, roots): (&mut Rng, &BTreeSet<KeyId>),
         (by, outcome): (SignId, Result<Svid, SignFailure>),
     ) -> Option<WorkloadName> {
-        let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.awaits(by))?;
-        let (_, profile) = slot.signing.take()?;
+        let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.attempts.awaits(by))?;
+        let profile = slot.attempts.answered(by)?;
         self.changes += 1;
         let expired = |svid: &Svid| SignFailure {
             refused: false,
@@ -208,26 +184,23 @@ impl Certificates {
                 let renew_at = wall.plus(rng.around(life / 2, 0.1));
                 let root_known = roots.contains(&svid.issuer);
                 slot.held = Some(Held { svid: Arc::new(svid), by, renew_at, profile, root_known });
-                slot.pause = RetryPause::until(now + RENEWAL_PAUSE);
-                slot.failure = None;
+                slot.attempts.succeeded(RetryPause::until(now + RENEWAL_PAUSE));
             }
-            Ok(svid) => slot.failure = Some(expired(&svid)),
-            Err(failure) => slot.failure = Some(failure),
-        }
-        if slot.failure.is_some() {
-            slot.pause.failed(now, SIGN_PAUSES);
+            Ok(svid) => slot.attempts.failed(now, expired(&svid)),
+            Err(failure) => slot.attempts.failed(now, failure),
         }
         Some(name.clone())
     }
 
     /// The workloads whose certificates are to be signed now. `wanted`: those of open streams. An entry that was removed and set again
-    /// is among them while its streams are not decided about. `others`: requests in flight that are not for certificates.
+    /// is among them while its streams are not decided about. `room`: for more requests in flight. `last`: the last request
+    /// of the node.
     pub fn plan(
         &mut self,
         (now, wall): (Moment, WallTime),
-        view: &View,
-        wanted: &BTreeSet<WorkloadName>,
-        others: usize,
+        (view, wanted): (&View, &BTreeSet<WorkloadName>),
+        room: usize,
+        last: &mut SignId,
     ) -> Vec<(SignId, WorkloadName)> {
         for name in wanted {
             if !self.slots.contains_key(name)
@@ -236,46 +209,41 @@ impl Certificates {
                 self.slots.insert(name.clone(), Slot::empty(entry));
             }
         }
-        // A failure is remembered beyond its pause even when no stream waits: otherwise each request would ask the leader.
-        let failed_lately = |slot: &Slot| slot.failure.is_some() && now < slot.pause.ends() + SIGN_PAUSES.1;
         self.slots.retain(|name, slot| {
-            wanted.contains(name) || slot.held.is_some() || slot.signing.is_some() || failed_lately(slot)
+            let attempts = &slot.attempts;
+            wanted.contains(name) || slot.held.is_some() || attempts.is_in_flight() || attempts.failed_lately(now)
         });
-        let mut signing = others + self.in_flight();
         let due = |(name, slot): &(&WorkloadName, &Slot)| {
-            let is_free = slot.signing.is_none() && slot.pause.is_over(now);
-            is_free && slot.due(wall, &view.roots.keys) <= wall && wanted.contains(name)
+            slot.attempts.is_free(now) && slot.due(wall, &view.roots.keys) <= wall && wanted.contains(name)
         };
         let due: Vec<WorkloadName> = self.slots.iter().filter(due).map(|(name, _)| name.clone()).collect();
         let mut planned = Vec::new();
         for name in due {
-            if signing >= MAX_SIGNINGS {
+            if planned.len() >= room {
                 break; // the next one follows an answer
             }
-            let room = self.make_room(&name, wanted);
+            let has_room = self.make_room(&name, wanted);
             let slot = self.slots.get_mut(&name).expect("a slot that is due");
-            if !room {
+            if !has_room {
                 let why = format!("this node has certificates of {MAX_HELD} workloads in use, which is the limit");
-                slot.failure = Some(SignFailure { refused: false, why });
-                slot.pause.failed(now, SIGN_PAUSES);
+                slot.attempts.failed(now, SignFailure { refused: false, why });
                 continue;
             }
-            self.last = SignId(self.last.0 + 1);
-            slot.signing = Some((self.last, slot.profile()));
-            signing += 1;
-            planned.push((self.last, name));
+            let (by, profile) = (last.advance(), slot.profile());
+            slot.attempts.begin(by, profile);
+            planned.push((by, name));
         }
         planned
     }
 
     /// Whether another certificate may be held, after evicting one that no stream wants.
     fn make_room(&mut self, name: &WorkloadName, wanted: &BTreeSet<WorkloadName>) -> bool {
-        let counts = |slot: &Slot| slot.held.is_some() || slot.signing.is_some();
+        let counts = |slot: &Slot| slot.held.is_some() || slot.attempts.is_in_flight();
         let others = self.slots.iter().filter(|(other, slot)| *other != name && counts(slot)).count();
         if others < MAX_HELD {
             return true;
         }
-        let unused = self.slots.iter().filter(|(other, slot)| slot.signing.is_none() && !wanted.contains(other));
+        let unused = self.slots.iter().filter(|(other, slot)| !slot.attempts.is_in_flight() && !wanted.contains(other));
         let ends = |(_, slot): &(&WorkloadName, &Slot)| slot.held.as_ref().map(|held| held.svid.not_after);
         let Some(first) = unused.filter(|of| ends(of).is_some()).min_by_key(ends).map(|(name, _)| name.clone()) else {
             return false;
@@ -290,8 +258,8 @@ impl Certificates {
         let check = (!self.slots.is_empty()).then(|| now + CLOCK_CHECK);
         let later = |at: WallTime| now + until(wall, at);
         let wakes = self.slots.iter().flat_map(|(name, slot)| {
-            let waits = slot.signing.is_none() && wanted.contains(name);
-            let renewal = waits.then(|| later(slot.due(wall, &view.roots.keys)).max(slot.pause.ends()));
+            let free_at = slot.attempts.free_at().filter(|_| wanted.contains(name));
+            let renewal = free_at.map(|at| later(slot.due(wall, &view.roots.keys)).max(at));
             // One that is due now and was not planned waits for an answer to another.
             let renewal = renewal.filter(|at| *at > now);
             let expiry = slot.held.as_ref().map(|held| later(held.svid.not_after));
@@ -304,10 +272,14 @@ impl Certificates {
     pub fn changes(&self) -> u64 {
         self.changes
     }
+    /// The last request of those whose certificates are held.
+    pub(super) fn last(&self) -> SignId {
+        self.slots.values().filter_map(|slot| Some(slot.held.as_ref()?.by)).max().unwrap_or_default()
+    }
     /// How many are held, are being signed, and have failed.
     pub fn counts(&self) -> (usize, usize, usize) {
         let count = |of: fn(&Slot) -> bool| self.slots.values().filter(|slot| of(slot)).count();
-        (count(|s| s.held.is_some()), count(|s| s.signing.is_some()), count(|s| s.failure.is_some()))
+        (count(|s| s.held.is_some()), count(|s| s.attempts.is_in_flight()), count(|s| s.attempts.failure().is_some()))
     }
     /// The workloads with a certificate, and until when.
     pub fn held(&self) -> impl Iterator<Item = (&WorkloadName, WallTime)> {
@@ -315,15 +287,15 @@ impl Certificates {
     }
     /// The workload of a request in flight, and whether the last one for it failed.
     pub fn asked_for(&self, by: SignId) -> Option<(&WorkloadName, bool)> {
-        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.awaits(by))?;
-        Some((name, slot.failure.is_some()))
+        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.attempts.awaits(by))?;
+        Some((name, slot.attempts.failure().is_some()))
     }
     pub fn in_flight(&self) -> usize {
-        self.slots.values().filter(|slot| slot.signing.is_some()).count()
+        self.slots.values().filter(|slot| slot.attempts.is_in_flight()).count()
     }
     /// The last failure, with its workload.
     pub fn failing(&self) -> impl Iterator<Item = (&WorkloadName, &SignFailure)> {
-        self.slots.iter().filter_map(|(name, slot)| Some((name, slot.failure.as_ref()?)))
+        self.slots.iter().filter_map(|(name, slot)| Some((name, slot.attempts.failure()?)))
     }
 }
 

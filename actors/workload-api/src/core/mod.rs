@@ -9,6 +9,7 @@
 //! is the client's default. So a first message waits until all identities of its process are there: without one of them, the process
 //! would take another for its default.
 
+mod attempts;
 mod certificates;
 mod matching;
 mod requests;
@@ -21,10 +22,8 @@ use std::time::Duration;
 
 use muster_messages::{ClusterId, Moment, Rng, WallTime, WorkloadEntry, WorkloadName};
 
-pub use self::certificates::{
-    CLOCK_CHECK, Certificates, KeyId, MAX_HELD, MAX_SIGNINGS, RENEWAL_PAUSE, SIGN_PAUSES, SignFailure, SignId, State,
-    Svid,
-};
+pub use self::attempts::{SIGN_PAUSES, SignFailure, SignId};
+pub use self::certificates::{CLOCK_CHECK, Certificates, KeyId, MAX_HELD, MAX_SIGNINGS, RENEWAL_PAUSE, State, Svid};
 pub use self::matching::{Facts, Matched, Needs, Wanted, explain, matches};
 pub use self::requests::{REQUEST_BURST, REQUESTS_PER_SECOND, Requests};
 pub use self::stream::{Answer, Denial, Identity, IssuedToken, JwtRequest, Kind};
@@ -131,6 +130,8 @@ pub struct WorkloadCore {
     wanted: Option<BTreeSet<WorkloadName>>,
     certificates: Certificates,
     tokens: Tokens,
+    /// The last request to the leader. Streams tell certificates apart by them.
+    last_request: SignId,
     requests: Requests,
     rng: Rng,
     refused: u64,
@@ -146,8 +147,9 @@ impl WorkloadCore {
             roots_changed: 0,
             streams: BTreeMap::new(),
             wanted: None,
-            certificates: certificates.resume(),
             tokens: Tokens::default(),
+            last_request: certificates.last(),
+            certificates: certificates.resume(),
             requests: Requests::default(),
             rng: Rng::seeded(seed),
             refused: 0,
@@ -206,7 +208,8 @@ impl WorkloadCore {
 
     fn viewed(&mut self, now: Moment, view: View) {
         self.certificates.view(&view.entries);
-        self.tokens.view(&view.entries);
+        let before = self.view.as_ref().map(|view| Arc::clone(&view.entries)).unwrap_or_default();
+        self.tokens.view(&before, &view.entries);
         if self.view.as_ref().is_none_or(|known| known.roots != view.roots) {
             self.roots_changed += 1;
             self.tokens.roots_changed();
@@ -331,12 +334,13 @@ impl WorkloadCore {
     fn sign(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         let Some(view) = &self.view else { return };
         let wanted = self.wanted.get_or_insert_with(|| wanted(&self.streams));
-        let planned = self.certificates.plan((now, wall), view, wanted, self.tokens.in_flight());
+        let room = MAX_SIGNINGS.saturating_sub(self.certificates.in_flight() + self.tokens.in_flight());
+        let planned = self.certificates.plan((now, wall), (view, wanted), room, &mut self.last_request);
+        let room = room.saturating_sub(planned.len());
         out.extend(planned.into_iter().map(|(by, name)| Effect::Sign(by, name)));
         // What programs hold is renewed first.
         let tokens = self.wanted_tokens();
-        let room = MAX_SIGNINGS.saturating_sub(self.certificates.in_flight() + self.tokens.in_flight());
-        let planned = self.tokens.plan((now, wall), &tokens, room);
+        let planned = self.tokens.plan((now, wall), &tokens, room, &mut self.last_request);
         out.extend(planned.into_iter().map(|(by, key)| Effect::SignJwt(by, key)));
     }
 

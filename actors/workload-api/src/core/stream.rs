@@ -90,7 +90,7 @@ pub enum Denial {
 }
 
 /// Tells a message from another one without comparing certificates.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     identities: Vec<(Matched, SignId)>,
     roots_changed: u64,
@@ -267,7 +267,7 @@ impl Stream {
         let unavailable = |why: &str| Decision::End(Denial::Unavailable(why.to_owned()));
         let mut held = Vec::new();
         for (matched, key) in request.keys(&self.matched, view) {
-            match tokens.state((now, wall), &key) {
+            match tokens.state((now, wall), &key, late) {
                 TokenState::Held(token) => {
                     held.push(IssuedToken { name: matched.name.clone(), hint: matched.hint.clone(), token });
                 }
@@ -281,8 +281,9 @@ impl Stream {
             let why = "no identity of this process that was asked for may have JWTs";
             return Decision::End(Denial::PermissionDenied(why.to_owned()));
         }
-        let fingerprint = Fingerprint { identities: Vec::new(), roots_changed: 0 };
         let (identities, roots) = (Vec::new(), Arc::clone(&view.roots));
+        // It is not compared: a call is answered once.
+        let fingerprint = Fingerprint::default();
         Decision::Send(Answer { cluster: view.cluster, identities, tokens: held, roots }, fingerprint)
     }
 

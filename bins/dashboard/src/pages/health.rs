@@ -95,7 +95,7 @@ pub const NEEDED: [(Topic, &str); 8] = [
     (Topic::ManagerActors, "the managers' actors"),
 ];
 
-/// What was not answered, now or ever: silence is no good news.
+/// Topics without a current answer: their checks found nothing because nothing was checked.
 fn unknown(seen: &Seen) -> Vec<&'static str> {
     let is_unknown = |topic: &Topic| {
         seen.samples.get(topic).is_none_or(|sample| sample.answer.is_none() || sample.failure.is_some())

@@ -1,23 +1,16 @@
 //! `muster events`: past events, and with `--watch` new ones.
 
-use std::time::Duration;
-
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, EventKind, EventView, EventsView, ID_LEN, NodeView, Revision, WallTime, word};
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::Instant;
 
 use super::Context;
 use crate::cli::args::EventsArgs;
-use crate::cli::duration::millis;
 use crate::cli::output::print;
 use crate::cli::render;
 use crate::cli::screen::Screen;
-
-/// The pause between two attempts of a watch whose daemon restarts.
-pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Characters that distinguish an id, as for commands that change a node.
 const MIN_ID_PREFIX: usize = 8;
@@ -131,24 +124,12 @@ enum Shown {
     OwnLease,
 }
 
-/// Continues from the last revision across daemon restarts and leader changes; ends when no answer has arrived within the
-/// time limit.
+/// Continues from the last revision; ends like [`Context::poll`].
 async fn watch(ctx: &mut Context, mut since: u64, chosen: &Chosen) -> Outcome<u8> {
     let mut names = ctx.names().await;
-    // Half of the time limit: a quiet cluster answers well before the call times out.
-    let wait_ms = millis(ctx.client.timeout() / 2);
-    let mut answered = Instant::now();
     loop {
-        let request = Request::Events { since: Revision(since), wait_ms };
-        let mut page: EventsView<Value> = match ctx.client.call(request).await {
-            Ok(text) => parse(&text)?,
-            Err(failure) if failure.may_pass() && answered.elapsed() < ctx.client.timeout() => {
-                tokio::time::sleep(RETRY_PAUSE).await;
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
-        answered = Instant::now();
+        let request = Request::Events { since: Revision(since), wait_ms: ctx.poll_wait_ms() };
+        let mut page: EventsView<Value> = parse(&ctx.poll(&request).await?)?;
         since = since.max(page.revision.0);
         page.items.retain(|event| chosen.shows(event) == Shown::Yes);
         if ctx.out.is_json() {

@@ -28,14 +28,19 @@ use muster_client::{Client, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{AdmissionOpenedView, LockedView, NodeListView, NodeView, StatusView};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use self::watching::Text;
 use super::args::{Cli, Command, RecoveryCommand, WatchedArgs};
+use super::duration::millis;
 use super::output::{Out, print};
 use super::{bench, dev, discover, elect, render, wait_ready};
 
 /// The time limit for node names: a manager without a quorum answers from its replica after 1.5 s.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The pause between two attempts of a watch whose daemon restarts.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The client and the output of a command that calls a daemon.
 pub(super) struct Context {
@@ -117,6 +122,25 @@ impl Context {
         let text = self.client.call(request).await?;
         self.out.document(&text, String::new, || sentence.to_owned());
         Ok(0)
+    }
+
+    /// The answer to a request that waits for news, for [`Context::poll_wait_ms`] at most. Asked again across restarts of daemons and changes
+    /// of the leader; fails once the time limit has passed without an answer.
+    async fn poll(&mut self, request: &Request) -> Outcome<String> {
+        let began = Instant::now();
+        loop {
+            match self.client.call(request.clone()).await {
+                Err(failure) if failure.may_pass() && began.elapsed() < self.client.timeout() => {
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Half of the time limit: a quiet cluster answers well before the call times out.
+    fn poll_wait_ms(&self) -> u64 {
+        millis(self.client.timeout() / 2)
     }
 
     /// Prints an answer: as JSON the daemon's text, unchanged, with what only its release knows; otherwise what is read from it.

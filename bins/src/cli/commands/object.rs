@@ -3,13 +3,10 @@
 use muster_client::{Outcome, parse};
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{ListView, ManagedKey, ObjectChangesView, ObjectView, Revision};
-use tokio::time::Instant;
 
 use super::Context;
-use super::events::RETRY_PAUSE;
 use super::reconciler::show;
 use crate::cli::args::{ObjectCommand, ObjectName};
-use crate::cli::duration::millis;
 use crate::cli::output::print;
 use crate::cli::render;
 
@@ -39,26 +36,15 @@ pub async fn run(ctx: &mut Context, command: ObjectCommand) -> Outcome<u8> {
     }
 }
 
-/// All objects, or what has changed after a revision, then every change. Continues across daemon restarts and leader changes; ends when
-/// no answer has arrived within the time limit, or when deletions were missed (`expired`).
+/// All objects, or what has changed after a revision, then every change. Ends like [`Context::poll`], or when deletions were missed
+/// (`expired`).
 async fn watch(ctx: &mut Context, kind: Option<String>, since: u64) -> Outcome<u8> {
-    // Half of the time limit: a quiet cluster answers well before the call times out.
-    let longest_wait_ms = millis(ctx.client.timeout() / 2);
-    let mut answered = Instant::now();
     let (mut seen, mut is_first) = (Revision(since), true);
     loop {
-        let wait_ms = if is_first { 0 } else { longest_wait_ms };
+        let wait_ms = if is_first { 0 } else { ctx.poll_wait_ms() };
         let request = ReconcilerRequest::ObjectChanges { kind: kind.clone(), namespace: None, seen, wait_ms };
-        let text = match ctx.client.call(Request::Reconciler(request)).await {
-            Ok(text) => text,
-            Err(failure) if failure.may_pass() && answered.elapsed() < ctx.client.timeout() => {
-                tokio::time::sleep(RETRY_PAUSE).await;
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
+        let text = ctx.poll(&Request::Reconciler(request)).await?;
         let page: ObjectChangesView = parse(&text)?;
-        answered = Instant::now();
         seen = page.revision;
         if is_first || !page.items.is_empty() || !page.deleted.is_empty() {
             if ctx.out.is_json() {

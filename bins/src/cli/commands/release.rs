@@ -1,9 +1,6 @@
 //! `muster release`: which release of each application the machine can run. The daemon reads it from one directory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,13 +8,19 @@ use muster_client::{Client, Failure, Outcome, Target};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{ActorNode, ErrorCode, Release};
 use muster_reconciler::NOT_INSTALLED;
+use muster_sealing::files::write_atomic_as;
 use serde::Deserialize;
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Context;
 use crate::cli::args::{Installed, ReleaseCommand};
 use crate::cli::output::{Table, printable};
+
+/// In the tree of every daemon: it is started after [`RELEASES`].
+const RECONCILERS: &str = "node/reconcilers";
+const RELEASES: &str = "node/releases";
 
 /// The daemon looks twice a second.
 const TAKE_UP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,42 +39,54 @@ pub(in crate::cli) struct Declarations {
     faults: Vec<String>,
     /// Scopes whose declaration has a fault.
     faulty: BTreeSet<String>,
-    /// How often the daemon has looked.
+    /// Looks that the daemon has completed.
     looks: u64,
+}
+
+/// What is read of the actor that runs reconcilers.
+#[derive(Debug, Deserialize)]
+struct OwnRelease {
+    release: Release,
+}
+
+async fn inspect<T: DeserializeOwned>(client: &mut Client, path: &str) -> Outcome<(T, Value)> {
+    let ask = ActorsAsk::Inspect { path: path.to_owned() };
+    let actor: ActorNode = client.ask(Request::Actors { node: ActorsOf::Here, ask }).await?;
+    let view = serde_json::from_value(actor.view.clone())
+        .map_err(|error| Failure::internal(format!("the daemon's answer cannot be read: {error}")))?;
+    Ok((view, actor.view))
 }
 
 impl Declarations {
     /// Asks the daemon on this machine.
-    async fn of(client: &mut Client) -> Outcome<(Self, serde_json::Value)> {
+    async fn of(client: &mut Client) -> Outcome<(Self, Value)> {
         let Target::Socket(_) = client.target() else {
             return Err(Failure::new(
                 ErrorCode::Invalid,
                 "the releases of a machine are declared on it: use the socket of its daemon, without --identity",
             ));
         };
-        let ask = ActorsAsk::Inspect { path: "node/releases".to_owned() };
-        let actor: ActorNode = client.ask(Request::Actors { node: ActorsOf::Here, ask }).await?;
-        let declarations = serde_json::from_value(actor.view.clone())
-            .map_err(|error| Failure::internal(format!("the daemon's answer cannot be read: {error}")))?;
-        Ok((declarations, actor.view))
+        inspect(client, RELEASES).await.map_err(|failure| match failure.is(ErrorCode::NotFound) {
+            true => Failure::new(
+                ErrorCode::NotFound,
+                "this daemon reads no declared releases: `[reconcilers] releases` of its configuration is empty, or its build is too old",
+            ),
+            false => failure,
+        })
     }
 
     /// Refused while it is in doubt: a process that announced an earlier release than it has would block its own gate, and one that
     /// announced a later one would pass a floor that is meant for it.
     fn of_scope(&self, scope: &str) -> Outcome<Release> {
-        let named = "name one with --release";
         if self.incomplete || self.faulty.contains(scope) {
             let why = self.faults.join("; ");
-            return Err(Failure::new(
-                ErrorCode::Invalid,
-                format!("the declared release is in doubt, so {named}: {why}"),
-            ));
+            return Err(Failure::new(ErrorCode::Invalid, format!("the declaration cannot be used: {why}")));
         }
         match self.declared.get(scope) {
             Some(Some(release)) => Ok(release.clone()),
             Some(None) => {
                 let file = file_of(&self.directory, scope);
-                let text = format!("{} says that nothing of {scope} is on this machine; {named}", file.display());
+                let text = format!("{} declares that nothing of {scope} is installed on this machine", file.display());
                 Err(Failure::new(ErrorCode::Invalid, text))
             }
             None => Ok(self.release.clone()),
@@ -82,11 +97,28 @@ impl Declarations {
 /// The release that the machine of this daemon can run for a scope, as it is declared now: a deployment tool may write
 /// its file and start it at once.
 pub(in crate::cli) async fn of_scope(client: &mut Client, scope: &str) -> Outcome<Release> {
-    let (known, _) = Declarations::of(client).await?;
-    // The first look may have begun before.
-    let known =
-        wait_until(client, |now| now.incomplete || now.looks >= known.looks + 2 || now.looks < known.looks).await?;
-    known.of_scope(scope)
+    let known = match Declarations::of(client).await {
+        Ok((known, _)) => known,
+        // Without declarations the node's own release counts. A daemon that is starting has neither actor, and is asked again.
+        Err(failure) if failure.is(ErrorCode::NotFound) => match inspect::<OwnRelease>(client, RECONCILERS).await {
+            Ok((own, _)) => return Ok(own.release),
+            Err(error) if error.is(ErrorCode::NotFound) => {
+                return Err(Failure::new(ErrorCode::Unreachable, "the daemon is still starting"));
+            }
+            Err(_) => return Err(failure),
+        },
+        Err(failure) => return Err(failure),
+    };
+    // The first look may have begun before. An actor that was started again counts anew.
+    let (mut before, mut least) = (known.looks, known.looks + 2);
+    let has_looked = |now: &Declarations| {
+        if now.looks < before {
+            least = now.looks + 2;
+        }
+        before = now.looks;
+        now.looks >= least
+    };
+    wait_until(client, has_looked).await?.of_scope(scope)
 }
 
 pub(super) async fn run(ctx: &mut Context, command: ReleaseCommand) -> Outcome<u8> {
@@ -132,28 +164,19 @@ async fn declare(ctx: &mut Context, scope: &str, of: &Installed) -> Outcome<u8> 
     wait_until(&mut ctx.client, |known| known.declared.get(scope) == Some(release)).await?;
     let document = json!({"scope": scope, "release": release, "directory": known.directory}).to_string();
     let sentence = || match release {
-        Some(release) => format!("this machine runs {release} of {scope}"),
-        None => format!("this machine runs nothing of {scope}"),
+        Some(release) => format!("declared: this machine can run {release} of {scope}"),
+        None => format!("declared: this machine can run nothing of {scope}"),
     };
     ctx.out.document(&document, || text.clone(), sentence);
     Ok(0)
 }
 
 /// The daemon never sees a part of it, also after a crash, and may run as another user. The owner of the directory cannot lead the write to
-/// another file: the new one must not exist.
+/// another file: the temporary one, whose name the daemon leaves out, must not exist.
 fn write(directory: &Path, scope: &str, release: &str) -> std::io::Result<()> {
     std::fs::create_dir_all(directory)?;
-    let new = directory.join(format!(".{scope}.{}", std::process::id()));
-    let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
-    let written = file
-        .set_permissions(Permissions::from_mode(0o644))
-        .and_then(|()| file.write_all(format!("scope = \"{scope}\"\nrelease = \"{release}\"\n").as_bytes()))
-        .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&new, file_of(directory, scope)));
-    if written.is_err() {
-        let _absent = std::fs::remove_file(&new);
-    }
-    written.and_then(|()| File::open(directory)?.sync_all())
+    let text = format!("scope = \"{scope}\"\nrelease = \"{release}\"\n");
+    write_atomic_as(&file_of(directory, scope), text.as_bytes(), 0o644)
 }
 
 fn file_of(directory: &Path, scope: &str) -> PathBuf {
@@ -173,24 +196,65 @@ async fn withdraw(ctx: &mut Context, scope: &str) -> Outcome<u8> {
     }
     let known = wait_until(&mut ctx.client, |known| !known.declared.contains_key(scope)).await?;
     let text = json!({"scope": scope, "release": known.release}).to_string();
-    let sentence = || format!("this machine runs {} of {scope}, the node's own release", known.release);
+    let sentence = || format!("declaration withdrawn: {scope} follows the node's own release, {}", known.release);
     ctx.out.document(&text, || known.release.to_string(), sentence);
     Ok(0)
 }
 
 /// Until the daemon has read the directory.
-async fn wait_until(client: &mut Client, done: impl Fn(&Declarations) -> bool) -> Outcome<Declarations> {
+async fn wait_until(client: &mut Client, mut done: impl FnMut(&Declarations) -> bool) -> Outcome<Declarations> {
     let limit = Instant::now() + TAKE_UP_TIMEOUT;
+    let mut looks_before = None;
     loop {
         let (known, _) = Declarations::of(client).await?;
         if done(&known) {
             return Ok(known);
         }
+        let before = *looks_before.get_or_insert(known.looks);
         if Instant::now() >= limit {
             let why = if known.faults.is_empty() { String::new() } else { format!(": {}", known.faults.join("; ")) };
-            let text = format!("the daemon has not taken it up from {}{why}", known.directory.display());
+            let (directory, limit) = (known.directory.display(), TAKE_UP_TIMEOUT.as_secs());
+            let text = match known.looks.abs_diff(before) {
+                0 | 1 => format!(
+                    "the daemon has not read {directory} again within {limit} s{why}; if `muster actors inspect {RELEASES}` shows the \
+                     same number of looks, its file system hangs"
+                ),
+                _ => {
+                    format!("the daemon has read {directory}, but has not taken over the change within {limit} s{why}")
+                }
+            };
             return Err(Failure::new(ErrorCode::TimedOut, text));
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_of_a_scope_is_the_declared_one_or_the_nodes_own() {
+        let known: Declarations = serde_json::from_value(json!({
+            "directory": "/etc/releases", "release": "9.0.0", "declared": {"shop": "1.2.0", "mail": null, "chat": "3.0.0"},
+            "incomplete": false, "faults": ["chat.toml: not UTF-8"], "faulty": ["chat"], "looks": 7,
+        }))
+        .unwrap();
+        let of = |known: &Declarations, scope: &str| match known.of_scope(scope) {
+            Ok(release) => release.to_string(),
+            Err(failure) => failure.message,
+        };
+        for (scope, expected) in [
+            ("shop", "1.2.0"),
+            ("other", "9.0.0"),
+            ("mail", "/etc/releases/mail.toml declares that nothing of mail is installed on this machine"),
+            ("chat", "the declaration cannot be used: chat.toml: not UTF-8"),
+        ] {
+            assert_eq!(of(&known, scope), expected);
+        }
+        let in_doubt = Declarations { incomplete: true, ..known };
+        for scope in ["shop", "other"] {
+            assert!(of(&in_doubt, scope).starts_with("the declaration cannot be used"), "{scope}");
+        }
     }
 }

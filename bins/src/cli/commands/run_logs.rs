@@ -44,7 +44,7 @@ pub async fn print_log(ctx: &mut Context, name: String, run: Option<u64>, follow
         run = Some(part.number);
         if part.skipped > 0 {
             ctx.out.note(format!(
-                "{} bytes of the output are missing here: of a long one the first and the newest part are kept",
+                "{} bytes of the output are missing here: a long output keeps its first and newest part, and a slow or full disk loses some",
                 part.skipped
             ));
         }

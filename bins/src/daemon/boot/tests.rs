@@ -1,6 +1,5 @@
 //! How a directory with an identity treats the flags that it is started with.
 
-use clap::Parser;
 use muster_messages::{ClusterId, WallTime};
 use muster_pki::Root;
 
@@ -17,7 +16,7 @@ async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
 fn config(dir: &std::path::Path, flags: &[&str]) -> Config {
     let args = ["musterd", "--name", "n1", "--data-dir"].map(str::to_owned).into_iter();
     let args = args.chain([dir.display().to_string()]).chain(flags.iter().map(|flag| (*flag).to_owned()));
-    load(Args::try_parse_from(args).unwrap()).unwrap()
+    load(Args::of(args).unwrap()).unwrap()
 }
 
 fn token(root_pem: &str) -> String {
@@ -77,7 +76,7 @@ async fn configured_name_stays_without_the_flag() {
     boot(&config(dir.path(), &["--init"]), ADVERTISE).await.unwrap();
     let load = |flags: &[&str]| {
         let args = ["musterd", "--data-dir", dir.path().to_str().unwrap()].into_iter().chain(flags.iter().copied());
-        with_kept_name(load(Args::try_parse_from(args).unwrap()).unwrap()).unwrap().name
+        with_kept_name(load(Args::of(args).unwrap()).unwrap()).unwrap().name
     };
     assert_eq!(load(&[]), "n1");
     assert_eq!(load(&["--name", "n2"]), "n2");

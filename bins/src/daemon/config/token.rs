@@ -18,7 +18,7 @@ pub struct Token {
     /// The token, or why its file cannot be read. A directory with an identity needs neither.
     pub text: Option<Result<Secret, String>>,
     pub from: TokenSource,
-    /// Others on this machine can read it: where.
+    /// Where other users of this machine can read it; `None`: nowhere known.
     pub is_exposed: Option<String>,
 }
 
@@ -170,7 +170,7 @@ mod tests {
 
     /// The unit passes an empty credential where the operator has put none.
     #[test]
-    fn an_empty_credential_is_none() {
+    fn empty_credential_counts_as_absent() {
         let dir = tempfile::tempdir().unwrap();
         for empty in ["", "\n", " \n"] {
             std::fs::write(dir.path().join(CREDENTIAL), empty).unwrap();
@@ -195,11 +195,11 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_others_can_read_is_told() {
+    fn exposed_token_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join(CREDENTIAL);
         std::fs::write(&file, "MSTR-1-a-b").unwrap();
-        for (of_the_folder, of_the_file, is_told) in
+        for (of_the_folder, of_the_file, is_exposed) in
             [(0o755, 0o644, true), (0o755, 0o640, false), (0o700, 0o644, false), (0o500, 0o400, false)]
         {
             set_permissions(&file, Permissions::from_mode(of_the_file)).unwrap();
@@ -208,8 +208,8 @@ mod tests {
                 credentials(dir.path()),
                 Given { file: Pair { token: None, file: Some(file.clone()) }, ..credentials(Path::new("/nowhere")) },
             ] {
-                let told = given.found().is_exposed;
-                assert_eq!(told.is_some(), is_told, "{of_the_folder:o} {of_the_file:o}: {told:?}");
+                let found = given.found().is_exposed;
+                assert_eq!(found.is_some(), is_exposed, "{of_the_folder:o} {of_the_file:o}: {found:?}");
             }
         }
         let flag = Given { flags: at("MSTR-1-a-b"), ..credentials(Path::new("/nowhere")) };

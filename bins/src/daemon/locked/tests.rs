@@ -13,9 +13,8 @@ fn sealed() -> (tempfile::TempDir, UnlockKey) {
 }
 
 fn config(dir: &std::path::Path, more: &[&str]) -> Config {
-    use clap::Parser as _;
     let args = ["musterd", "--data-dir", dir.to_str().unwrap(), "--name", "n1"];
-    let args = crate::daemon::config::Args::try_parse_from(args.iter().chain(more)).unwrap();
+    let args = crate::daemon::config::Args::of(args.iter().chain(more)).unwrap();
     crate::daemon::config::load(args).unwrap()
 }
 

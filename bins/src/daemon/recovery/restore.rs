@@ -77,7 +77,7 @@ fn sealed_if_expected(config: &Config, file: &Path) -> Result<(), Exit> {
     ))
 }
 
-/// A backup that was made while autolock was on: its key comes as that of a locked manager does, without a person.
+/// A backup that was made while autolock was on: the unlock key comes as that of a locked manager does, without a person.
 fn open(config: &Config, file: &Path, bytes: &[u8], version: Revision) -> Result<(Tables, u64), Exit> {
     let mut failed = Vec::new();
     for means in Means::configured(config) {
@@ -108,6 +108,7 @@ fn open(config: &Config, file: &Path, bytes: &[u8], version: Revision) -> Result
 fn key_of(means: &Means) -> Result<UnlockKey, String> {
     let means = means.clone();
     let read = std::thread::spawn(move || means.read_now());
-    let text = read.join().ok().flatten().ok_or("it cannot be tried")??;
+    let text =
+        read.join().ok().flatten().ok_or("the command could not be started: no runtime, or its thread panicked")??;
     Ok(GivenKey::parse(&text)?.key)
 }

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
 use muster_messages::{
     ClusterId, ClusterRecord, FEATURE_LEVEL, FIRST_INCARNATION, Name, NodeRecord, Revision, Role, Secret,
 };
@@ -27,8 +26,7 @@ impl Machine {
     fn manager() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let args = ["musterd", "--name", "n1", "--force-new-cluster", "--data-dir"];
-        let args =
-            Args::try_parse_from(args.iter().map(|a| (*a).to_owned()).chain([folder.path().display().to_string()]));
+        let args = Args::of(args.iter().map(|a| (*a).to_owned()).chain([folder.path().display().to_string()]));
         let config = load(args.unwrap()).unwrap();
         let store = IdentityStore::open(folder.path()).unwrap();
         let memory = NodeMemory::new(store);
@@ -168,7 +166,7 @@ fn restoring(cluster: &Machine) -> (Machine, PathBuf) {
     let dir = folder.path().join("new");
     let args = ["musterd", "--name", "n9", "--restore"].map(str::to_owned).into_iter();
     let args = args.chain([&file, &PathBuf::from("--data-dir"), &dir].map(|path| path.display().to_string()));
-    let config = load(Args::try_parse_from(args).unwrap()).unwrap();
+    let config = load(Args::of(args).unwrap()).unwrap();
     let memory = NodeMemory::new(IdentityStore::open(&dir).unwrap());
     (Machine { _folder: folder, config, memory, node: NodeId::from_entropy(1) }, file)
 }

@@ -1,14 +1,13 @@
 //! The files in which applications declare their releases: what is in the directory, and what that declares.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use muster_messages::{DNS_LABEL, MANAGERS_SCOPE, Release, is_dns_label};
+use muster_pki::private::{Symlinks, open_regular, read_text};
 use muster_reconciler::{Declared, NOT_INSTALLED};
-use rustix::fs::OFlags;
 use serde::{Deserialize, Deserializer};
 
 /// Files that are read; a machine has fewer applications.
@@ -104,17 +103,8 @@ fn read(path: &Path, before: Option<&File>) -> Option<File> {
 }
 
 fn parse(path: &Path) -> Result<Declaration, String> {
-    // A pipe in its place would block until it is written to.
-    let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("this flag of open(2) is small");
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| error.to_string())?;
-    if !file.metadata().map_err(|error| error.to_string())?.is_file() {
-        return Err("it is not a file".to_owned());
-    }
-    let mut text = String::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!("it has more than {MAX_FILE_BYTES} bytes"));
-    }
+    let file = open_regular(path, Symlinks::Followed);
+    let text = file.and_then(|file| read_text(file, MAX_FILE_BYTES)).map_err(|error| error.to_string())?;
     let declaration: Declaration = toml::from_str(&text).map_err(|error| error.message().to_owned())?;
     let scope = &declaration.scope;
     if !is_dns_label(scope) {

@@ -1,7 +1,8 @@
 //! The files of run logs: a folder for each reconciler, and one or several files for each run.
 //!
 //! Owns        `runs/RECONCILER/TERM-RUN-OFFSET.log` in the data directory. A file begins at OFFSET of the run's output; the
-//!             next one begins where it ends, or later: then what lies between was dropped or lost.
+//!             next one begins where it ends, or later: then what lies between was dropped or lost. If the end of the output was, an
+//!             empty file marks where it would have ended.
 //! Inputs      output in its order; reads; what is running, which is not deleted.
 //! Outputs     files of mode 0600.
 //! Invariants  RUNLOG-1  no name leads out of the folder: only a DNS label is one of a reconciler's folders, and only numbers name a file.
@@ -17,7 +18,6 @@ use std::path::{Path, PathBuf};
 
 use muster_messages::is_dns_label;
 use muster_messages::wire::RunKey;
-use rustix::fs::OFlags;
 
 /// What the folder may hold.
 #[derive(Clone, Copy, Debug)]
@@ -248,8 +248,15 @@ impl Writer {
 
     /// This much of the output is missing.
     pub fn skip(&mut self, bytes: u64) {
-        self.offset = self.offset.saturating_add(bytes);
-        self.file = None;
+        if bytes > 0 {
+            self.offset = self.offset.saturating_add(bytes);
+            self.file = None;
+        }
+    }
+
+    /// Marks where the output ends, if its end is missing.
+    pub fn end(&mut self) -> io::Result<()> {
+        if self.file.is_none() { self.begin() } else { Ok(()) }
     }
 
     fn write_some(&mut self, output: &[u8]) -> io::Result<usize> {
@@ -276,8 +283,8 @@ impl Writer {
             self.begun.remove(1);
         }
         let path = self.path(self.offset);
-        let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(path)?;
+        // A link that another program has put there is not followed: the file must be new.
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         self.begun.push(self.offset);
         Ok(file)
     }
@@ -288,7 +295,7 @@ impl Writer {
     }
 }
 
-fn size(bytes: &[u8]) -> u64 {
+pub(super) fn size(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 

@@ -187,11 +187,18 @@ async fn disk_that_takes_nothing_costs_only_the_log() {
     assert_eq!((page.text.as_str(), page.offset, page.skipped), ("kept", 5, 5));
 }
 
+/// A log whose chunks nothing takes unless the test does.
+fn unwritten(disk: &Disk, queued: usize) -> (RunLog, mpsc::Receiver<Chunk>) {
+    let (queue, chunks) = mpsc::channel(queued);
+    let (logs, missing) = (Arc::clone(&disk.logs), Arc::default());
+    (RunLog { logs, key: run(7, 1), queue: Ok(queue), wait_left: DISK_TIMEOUT, missing }, chunks)
+}
+
+/// RUNLOG-3.
 #[tokio::test(start_paused = true)]
-async fn slow_disk_delays_a_run_by_a_second_at_most() {
+async fn disk_that_takes_nothing_delays_a_run_by_a_second() {
     let disk = Disk::new(Limits::DEFAULT);
-    let (queue, mut chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
-    let mut log = RunLog { logs: Arc::clone(&disk.logs), key: run(7, 1), queue, skipped: 0 };
+    let (mut log, mut chunks) = unwritten(&disk, MAX_QUEUED_CHUNKS);
     let began = Instant::now();
     for _ in 0..MAX_QUEUED_CHUNKS + 1_000 {
         log.write(b"line").await;
@@ -203,6 +210,81 @@ async fn slow_disk_delays_a_run_by_a_second_at_most() {
     log.write(b"back").await;
     let next = chunks.recv().await.unwrap();
     assert_eq!((next.skipped, next.bytes.as_slice()), (4_000, &b"back"[..]));
+}
+
+/// RUNLOG-3.
+#[tokio::test(start_paused = true)]
+async fn slow_disk_delays_a_run_by_a_second_in_all() {
+    let disk = Disk::new(Limits::DEFAULT);
+    let (mut log, mut chunks) = unwritten(&disk, 4);
+    let slow = tokio::spawn(async move {
+        while chunks.recv().await.is_some() {
+            tokio::time::sleep(Duration::from_millis(1_100)).await;
+        }
+    });
+    let mut waited = Duration::ZERO;
+    for _ in 0..200 {
+        let began = Instant::now();
+        log.write(b"line").await;
+        waited += began.elapsed();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert!(waited <= DISK_TIMEOUT && disk.logs.lost_bytes() > 0, "{waited:?}");
+    slow.abort();
+}
+
+#[tokio::test]
+async fn missing_end_of_an_output_is_known() {
+    for (written, lost) in [(&b"kept"[..], &b"its end"[..]), (b"", b"all of it")] {
+        let disk = Disk::new(Limits::DEFAULT);
+        let (mut log, chunks) = unwritten(&disk, 1);
+        log.wait_left = Duration::ZERO;
+        log.write(written).await;
+        log.write(lost).await;
+        let (logs, missing) = (Arc::clone(&disk.logs), Arc::clone(&log.missing));
+        drop(log);
+        let keep = move || logs.keep(&run(7, 1), chunks, &watch::Sender::new(0), &missing);
+        tokio::task::spawn_blocking(keep).await.unwrap();
+        let kept = String::from_utf8(written.to_vec()).unwrap();
+        assert_eq!(disk.whole((7, 1)).await, (kept, size(lost)));
+    }
+}
+
+/// Beyond the limit a run costs no thread, and what it writes is counted as lost.
+#[tokio::test]
+async fn logs_are_written_by_a_limited_number_of_threads() {
+    let disk = Disk::new(Limits::DEFAULT);
+    let mut logs: Vec<RunLog> = (1..=64).map(|of_term| disk.logs.begin(&run(1, of_term))).collect();
+    let mut one_more = disk.logs.begin(&run(2, 1));
+    one_more.write(b"lost").await;
+    assert_eq!((disk.logs.running().len(), disk.logs.lost_bytes()), (MAX_WRITERS, 4));
+    logs.clear();
+    disk.ended().await;
+    disk.keep(&run(2, 2), b"kept").await;
+    assert_eq!(disk.whole((2, 2)).await.0, "kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_readers_wait_and_further_ones_are_answered_at_once() {
+    let disk = Disk::new(Limits::DEFAULT);
+    // A writer's thread would keep the clock from advancing.
+    let (_written, progress) = watch::channel(0);
+    disk.logs.running().insert(run(7, 1), progress);
+    let began = Instant::now();
+    let readers = (0..=MAX_WAITING).map(|_| {
+        let logs = Arc::clone(&disk.logs);
+        tokio::spawn(async move {
+            let part = logs.part(&ask((7, 1), 0, 60_000)).await.unwrap();
+            assert!(part.running && part.text.is_empty());
+            began.elapsed()
+        })
+    });
+    let mut waited = Vec::new();
+    for reader in readers.collect::<Vec<_>>() {
+        waited.push(reader.await.unwrap().as_secs());
+    }
+    waited.sort_unstable();
+    assert_eq!(waited, [0, 2, 2, 2, 2]);
 }
 
 #[tokio::test]

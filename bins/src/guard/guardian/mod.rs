@@ -183,19 +183,21 @@ impl Body<'_> {
 
 /// Becomes the command: it dies with the guardian that started it, from the first instruction on.
 pub fn become_command(args: &[OsString]) -> ExitCode {
+    let refuse = |why: String| {
+        say(format_args!("muster: {why}"));
+        ExitCode::from(NOT_RUNNABLE)
+    };
     let guardian = args.first().and_then(|pid| pid.to_str()?.parse::<i32>().ok());
     let Some((program, rest)) = args.get(1..).and_then(|command| command.split_first()) else {
-        say("muster: no command");
-        return ExitCode::from(NOT_RUNNABLE);
+        return refuse("no command".to_owned());
     };
-    let attributes = match Attributes::of_this_process().and_then(|attributes| attributes.apply().map(|()| attributes))
-    {
+    let attributes = match Attributes::of_this_process() {
         Ok(attributes) => attributes,
-        Err(why) => {
-            say(format_args!("muster: {why}"));
-            return ExitCode::from(NOT_RUNNABLE);
-        }
+        Err(why) => return refuse(why),
     };
+    if let Err(why) = attributes.apply() {
+        return refuse(why);
+    }
     // After the user was changed, which clears it.
     let tied = set_parent_process_death_signal(Some(Signal::KILL));
     // The guardian may have died before the request took effect: then this process has another parent.
@@ -204,8 +206,7 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
         return ExitCode::from(NOT_RUNNABLE);
     }
     if let Err(why) = attributes.enter() {
-        say(format_args!("muster: {why}"));
-        return ExitCode::from(NOT_RUNNABLE);
+        return refuse(why);
     }
     let mut command = Command::new(program);
     command.args(rest);

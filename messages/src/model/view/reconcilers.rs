@@ -186,7 +186,7 @@ pub struct ReleaseDefinitionView {
 pub struct StepView {
     pub name: String,
     pub digest: String,
-    /// By which release's definition it ran. `None`: it has not run, as for the other two.
+    /// The release whose definition ran it. `None` if it has not run; then `at` and `node` are `None`, too.
     pub release: Option<Release>,
     pub at: Option<WallTime>,
     /// The name of the node on which it ran, if it still exists.
@@ -242,7 +242,7 @@ words! {
         /// It asked to be tried again later.
         Later => "later",
         Failed => "failed",
-        /// Nothing tries it again, except an operator.
+        /// Not retried until an operator runs `retry`.
         Permanent => "permanent",
         TimedOut => "timed-out",
         /// Another definition, or another state of the gate, took its place.
@@ -254,7 +254,7 @@ words! {
     }
 }
 
-/// How a command's process ended: by itself, or by a signal. Neither: it is running, was not started, or is no command.
+/// How a command's process ended: by itself, or by a signal. Neither: it is running, was not started, or is not a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunExitView {
     pub status: Option<u8>,
@@ -266,7 +266,7 @@ pub struct RunExitView {
 pub struct RunView {
     /// Grows by one with each run of the reconciler.
     pub number: u64,
-    /// Counts from 1, for each time that a runner takes up the definition.
+    /// Counts from 1 for each definition, and for each step of a chain; a new runner counts from 1 again.
     pub attempt: u32,
     /// Where it ran.
     pub node: NodeId,
@@ -311,7 +311,7 @@ pub struct RunLogView {
     pub offset: u64,
     /// Bytes before `offset`, from the requested position on, that are missing: dropped from the middle of a long output, or lost.
     pub skipped: u64,
-    /// Bytes that are no UTF-8 are replaced.
+    /// Bytes that are not UTF-8 are replaced.
     pub text: String,
     /// Where the next part begins.
     pub next_offset: u64,

@@ -66,13 +66,16 @@ pub struct NodeCertificateView {
     /// The revision at which the role was written. `None` also in a founder's first certificate.
     pub granted: Option<Revision>,
     pub not_after: Option<WallTime>,
+    /// For how long the answering manager signs nodes' certificates. Absent in the answers of earlier releases.
+    #[serde(default)]
+    pub lifetime_secs: Option<u64>,
     /// The root that signed it. Absent in the answers of earlier releases.
     #[serde(default)]
     pub issuer: Option<RootId>,
 }
 
 impl NodeCertificateView {
-    /// The view of a node whose newest certificate is of this root.
+    /// The view of a node whose newest certificate is of this root. The lifetime is not on record.
     pub fn new(node: &NodeRecord, issuer: Option<RootId>) -> Self {
         let certificate = node.certificate.as_ref();
         Self {
@@ -83,6 +86,7 @@ impl NodeCertificateView {
             serial: certificate.map(|c| c.serial.clone()),
             granted: certificate.and_then(|c| c.granted),
             not_after: certificate.map(|c| c.not_after),
+            lifetime_secs: None,
             issuer,
         }
     }

@@ -2,9 +2,11 @@
 //! entries, and between replicated state and belief.
 
 use muster_messages::{
-    Definition, FencingToken, GatePath, GateState, ManagedObject, ParticipantPhase, Reconcilers, Tables, runner_lease,
+    Action, Definition, FencingToken, GatePath, GateState, ManagedObject, ParticipantPhase, Reconcilers, Tables,
+    runner_lease,
 };
 use muster_reconciler::core::admission::AdmissionState;
+use muster_reconciler::core::run::Work;
 use muster_store::invariants::{RELEASE_2, RELEASE_4};
 
 use super::{Fleet, Subject};
@@ -14,6 +16,7 @@ use crate::world::World;
 
 pub const RELEASE_5: &str = "RELEASE-5";
 pub const RUN_2: &str = "RUN-2";
+pub const RUN_4: &str = "RUN-4";
 pub const SERVE_1: &str = "SERVE-1";
 
 /// Checks one entry, or several.
@@ -141,6 +144,25 @@ impl Fleet {
             None => return,
         };
         world.require(Err(violation(RUN_2, detail)));
+    }
+
+    /// RUN-2: the view on which a step of a chain begins has the records of those before it, and so whatever an operator had
+    /// decided by then. RUN-4: a step on record does not run again.
+    pub(super) fn check_step(world: &mut World, number: usize, work: &Work) {
+        let (Action::Chain(steps), Some(step)) = (&work.definition.action, &work.step) else { return };
+        let before = steps.iter().position(|there| there.name == step.name).unwrap_or_default();
+        let candidacy = world.fleet.processes[number].candidacy.as_ref();
+        let seen = candidacy.and_then(|candidacy| candidacy.view.as_ref()).map_or(0, |view| view.steps_done);
+        let records = world.checks.newest().map_or(0, |tables| tables.records.steps_done(&work.definition.reconciler));
+        let name = &step.name;
+        let outcome = if seen < before {
+            Err(violation(RUN_2, format!("step {name} begins by a view with {seen} steps on record")))
+        } else if records > before && !world.fleet.wild {
+            Err(violation(RUN_4, format!("step {name} is on record, and runs again")))
+        } else {
+            Ok(())
+        };
+        world.require(outcome);
     }
 
     /// Why the fleet has not reached its newest candidate's release; `None` if it has.

@@ -344,8 +344,8 @@ fn change_of(request: ReconcilerRequest, tables: &Tables) -> Option<ReconcilerCh
         R::Step { name, release, digest, term, epoch, step } => {
             C::Step { reconciler: name, release, digest, term, epoch, step }
         }
-        R::StepDone { name, release, digest, term, step } => {
-            C::StepDone { reconciler: name, release, digest, term, step }
+        R::StepDone { name, release, digest, defined, term, step } => {
+            C::StepDone { reconciler: name, release, digest, defined, term, step }
         }
         R::Progress { progress } => C::Progress(Box::new(progress)),
         R::RecordRun { record } => C::RecordRun(record),
@@ -363,6 +363,7 @@ fn change_of(request: ReconcilerRequest, tables: &Tables) -> Option<ReconcilerCh
         R::Repair { name, epoch } => C::Repair { reconciler: name, epoch },
         R::ForceFloor { name, floor, .. } => C::ForceFloor { reconciler: name, floor },
         R::DeleteGate { name } => C::DeleteGate { reconciler: name },
+        R::Delete { name } => C::Forget { reconciler: name },
         R::MemberDrain { scope, member } => {
             let serves = tables.reconcilers.participants_of(&scope).find(|p| p.key.member == member)?;
             C::Drain(serves.key.clone())

@@ -30,6 +30,7 @@ use muster_reconciler::core::eligibility::Eligibility;
 use muster_reconciler::core::run::{Recorded, Run, Stepped, Waved};
 
 pub use self::checks::step as check_step;
+use self::operator::ActionKind;
 pub use self::run::simulate;
 pub use self::scenario::HoldPoint;
 use crate::machine::MachineIdx;
@@ -237,6 +238,7 @@ pub struct Fleet {
     subject: Subject,
     processes: Vec<Process>,
     timing: Timing,
+    action_kind: ActionKind,
     /// As operators define them.
     definitions: Vec<Definition>,
     /// Operators move gates.

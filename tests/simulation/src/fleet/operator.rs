@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Action, CommandAction, Definition, DefinitionKey, DesiredObject, Finalize, Hold, ManagedKey, ParticipantPhase,
-    Release, Triple,
+    Action, ChainStep, CommandAction, Definition, DefinitionKey, DesiredObject, Finalize, Hold, ManagedKey,
+    ParticipantPhase, Release, Triple,
 };
 
 use super::{Fleet, LEVELS, PendingRequest, Process, Question, RELEASES, Requester, SCHEMA, Subject};
@@ -29,13 +29,49 @@ fn objects(of: &str) -> Action {
     Action::Objects(vec![object("a", of, 0), object("b", "same", 0), object(&own, "own", 1)])
 }
 
+/// What the definitions of a fleet apply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ActionKind {
+    #[default]
+    Objects,
+    Command,
+    Chain,
+}
+
+impl ActionKind {
+    fn some(world: &mut World) -> Self {
+        match world.rng.below(10) {
+            0 | 1 => Self::Command,
+            2 | 3 => Self::Chain,
+            _ => Self::Objects,
+        }
+    }
+
+    fn action(self, of: &str) -> Action {
+        let command = || CommandAction { argv: vec!["migrate".to_owned()], env: BTreeMap::new() };
+        let step = |release: &str| ChainStep {
+            name: format!("to-{}", release.replace('.', "-")),
+            command: command(),
+            digest: String::new(),
+        };
+        match self {
+            Self::Objects => objects(of),
+            Self::Command => Action::Command(command()),
+            // One more step with each release.
+            Self::Chain => {
+                let last = RELEASES.iter().position(|release| *release == of).unwrap_or_default();
+                Action::Chain(RELEASES[..=last].iter().map(|release| step(release)).collect())
+            }
+        }
+    }
+}
+
 /// A definition as the cluster stores it.
-pub(super) fn sealed(of: &str, floor: Triple, commands: bool, shape: impl FnOnce(&mut Definition)) -> Definition {
-    let command = || Action::Command(CommandAction { argv: vec!["migrate".to_owned()], env: BTreeMap::new() });
-    let action = if commands { command() } else { objects(of) };
+pub(super) fn sealed(of: &str, floor: Triple, kind: ActionKind, shape: impl FnOnce(&mut Definition)) -> Definition {
+    let action = kind.action(of);
     let mut definition = Definition::new(SCHEMA.reconciler, release(of), SCHEMA.scope, floor, action);
     // Every release may be downgraded. Actions without fencing settle for as long as a simulated minute allows.
-    (definition.downgrade, definition.settle_ms) = (true, if commands { 200 } else { 0 });
+    (definition.downgrade, definition.settle_ms) = (true, if kind == ActionKind::Objects { 0 } else { 200 });
     shape(&mut definition);
     muster_gates::sealed(definition).expect("definitions of the simulation are valid")
 }
@@ -43,9 +79,9 @@ pub(super) fn sealed(of: &str, floor: Triple, commands: bool, shape: impl FnOnce
 impl Fleet {
     pub(super) fn start(world: &mut World, processes: usize) {
         world.fleet.wild = world.rng.chance(500);
-        let commands = world.rng.chance(400);
+        world.fleet.action_kind = ActionKind::some(world);
         for of in RELEASES {
-            let definition = Self::some_definition(world, of, commands);
+            let definition = Self::some_definition(world, of);
             world.fleet.definitions.push(definition);
         }
         for _ in 0..processes {
@@ -57,11 +93,12 @@ impl Fleet {
         world.time.after(Duration::from_millis(1), Event::FleetOperator);
     }
 
-    fn some_definition(world: &mut World, of: &str, commands: bool) -> Definition {
+    fn some_definition(world: &mut World, of: &str) -> Definition {
+        let kind = world.fleet.action_kind;
         let floor = world.rng.pick(&["0.0.0", of, of]).unwrap_or(of);
         let every = world.rng.pick(&[None, Some(1000), Some(3000)]).flatten();
         let manual = world.rng.chance(150);
-        sealed(of, release(floor).triple, commands, |definition| {
+        sealed(of, release(floor).triple, kind, |definition| {
             definition.every_ms = every;
             if manual {
                 definition.finalize = Finalize::Manual;
@@ -133,8 +170,7 @@ impl Fleet {
             }
             8 => {
                 let at = world.rng.below(RELEASES.len());
-                let commands = matches!(world.fleet.definitions[at].action, Action::Command(_));
-                world.fleet.definitions[at] = Self::some_definition(world, RELEASES[at], commands);
+                world.fleet.definitions[at] = Self::some_definition(world, RELEASES[at]);
                 return world.totals.count("operator: replaced a definition");
             }
             _ if !world.fleet.wild => return,
@@ -147,6 +183,10 @@ impl Fleet {
                 let epochs: Vec<u64> = gate.iter().flat_map(|gate| &gate.history).map(|entry| entry.epoch).collect();
                 let Some(epoch) = world.rng.pick(&epochs) else { return };
                 ("operator: repaired a gate", R::Repair { name, epoch })
+            }
+            // Its definitions are applied again, one by one.
+            13 if world.fleet.action_kind == ActionKind::Chain => {
+                ("operator: deleted a reconciler", R::Delete { name })
             }
             _ => return,
         };

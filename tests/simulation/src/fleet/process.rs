@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Definition, ErrorCode, FencingToken, Moment, NodeId, Participant, ParticipantKey, ParticipantPhase, Release,
-    Revision, SessionId, Triple, WallTime, candidates_scope, level_release, runner_lease,
+    ErrorCode, FencingToken, Moment, NodeId, Participant, ParticipantKey, ParticipantPhase, Release, Revision,
+    SessionId, Triple, WallTime, candidates_scope, level_release, runner_lease,
 };
 use muster_reconciler::core::admission::{Admission, Ask, Input as AdmissionInput};
 use muster_reconciler::core::eligibility::{Eligibility, EligibilityTiming, Input as Facts, Me};
-use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner, is_refused};
+use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner, Work};
 
 use super::operator::release;
 use super::{
@@ -337,7 +337,10 @@ impl Process {
             (Question::Reconciler(Requester::Candidate, _), Ok(Answer::View(view))) => {
                 if let Some(candidacy) = &mut world.fleet.processes[number].candidacy {
                     candidacy.eligibility.step(now, Facts::View { view: &view, runnable: true });
-                    candidacy.view = Some(view.clone());
+                    // One from a replica that lags behind may come later.
+                    if candidacy.view.as_ref().is_none_or(|known| known.revision <= view.revision) {
+                        candidacy.view = Some(view.clone());
+                    }
                 }
                 Self::drive(world, number, Input::View(view));
             }
@@ -365,7 +368,7 @@ impl Process {
                 Input::Recorded { number: ask, result: reply.and_then(Answer::recorded) }
             }
             ReconcilerRequest::RecordRun { .. } => {
-                Input::RunRecorded { decided: reply.map_or_else(|error| is_refused(&error), |_| true) }
+                Input::RunRecorded { decided: reply.map_or_else(|error| !error.code.is_transient(), |_| true) }
             }
             _ => Input::Reported { ok: reply.is_ok() },
         };
@@ -525,25 +528,25 @@ impl Process {
             run.step(now, wall, Input::Woke, &mut out);
         }
         run.step(now, wall, input, &mut out);
-        let (term, release, name) = (run.who().term, run.applies(), reconciler.to_owned());
+        let (term, name) = (run.who().term, reconciler.to_owned());
         for effect in out {
             let (name, mut ask) = (name.clone(), 0);
             let request = match effect {
-                Effect::Step { number, digest, epoch, step } => {
+                Effect::Step { number, release, digest, epoch, step } => {
                     ask = number;
                     ReconcilerRequest::Step { name, release, digest, term, epoch, step }
                 }
-                Effect::Wave { number, digest, wave } => {
+                Effect::Wave { number, release, digest, wave } => {
                     ask = number;
                     ReconcilerRequest::Wave { name, release, digest, term, wave }
                 }
-                Effect::Record { number, digest, step } => {
+                Effect::Record { number, release, digest, defined, step } => {
                     ask = number;
-                    ReconcilerRequest::StepDone { name, release, digest, term, step }
+                    ReconcilerRequest::StepDone { name, release, digest, defined, term, step }
                 }
                 Effect::Report(progress) => ReconcilerRequest::Progress { progress: *progress },
                 Effect::Act { number: action, work } => {
-                    Self::act(world, number, term, action, &work.definition);
+                    Self::act(world, number, term, action, &work);
                     continue;
                 }
                 Effect::Cancel { number: action } => {
@@ -568,9 +571,11 @@ impl Process {
         }
     }
 
-    fn act(world: &mut World, number: usize, term: FencingToken, action: u64, definition: &Definition) {
+    fn act(world: &mut World, number: usize, term: FencingToken, action: u64, work: &Work) {
         world.totals.count("actions begun");
+        let definition = &work.definition;
         Fleet::check_action(world, number, term, definition);
+        Fleet::check_step(world, number, work);
         let mut ends = world.now() + world.rng.millis(10, 900);
         if world.fleet.processes[number].runtime_of.is_some() {
             ends = world.now() + RAISE_TIMEOUT;

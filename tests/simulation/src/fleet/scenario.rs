@@ -7,7 +7,7 @@ use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{Gate, GateState, GateStep, ParticipantPhase, Triple};
 use muster_reconciler::core::admission::AdmissionState;
 
-use super::operator::{release, sealed};
+use super::operator::{ActionKind, release, sealed};
 use super::{Fleet, PendingRequest, Process, Question, SCHEMA, Timing};
 use crate::events::Event;
 use crate::simulation::Simulation;
@@ -35,7 +35,7 @@ impl HoldPoint {
 impl Simulation {
     /// Defines a release whose objects are incompatible with members below `floor`.
     pub fn define(&mut self, of: &str, floor: &str) {
-        let definition = sealed(of, release(floor).triple, false, |_| {});
+        let definition = sealed(of, release(floor).triple, ActionKind::Objects, |_| {});
         let (key, definitions) = (definition.key(), vec![definition]);
         Fleet::operator_asks(&mut self.world, ReconcilerRequest::Apply { definitions, replace: true });
         self.run_until("it is defined", |u| {

@@ -23,7 +23,7 @@ impl Run {
             self.phase = Phase::Deciding { after: view.revision, until };
             return;
         }
-        self.heed_deleted_record(view);
+        self.heed_deleted_record(definition);
         match &view.hold {
             // Finalization need not be offered while it is blocked.
             Some(hold) if hold.reason == HoldReason::ReadyToFinalize && view.blockers_in_all > 0 => {
@@ -65,13 +65,14 @@ impl Run {
         (older && now < until).then_some(until)
     }
 
-    /// The reconciler was deleted, with the record of its chain, and defined again: what has run before counts no more.
-    fn heed_deleted_record(&mut self, view: &RunnerView) {
-        // A view that is accepted although it is older than our last record says nothing about it.
-        let older = self.last_step.is_some_and(|(step, _)| view.revision < step.revision);
-        let is_chain = view.definition.as_ref().is_some_and(|d| matches!(d.action, Action::Chain(_)));
-        if let Some(job) = self.job.as_mut().filter(|job| is_chain && !older && view.steps_done < job.step) {
-            (job.step, job.carried_out, job.attempt, job.ran) = (view.steps_done, None, 0, false);
+    /// The reconciler was deleted, with the record of its chain, and the same definition was applied: steps that ran before are run
+    /// again.
+    fn heed_deleted_record(&mut self, definition: &Definition) {
+        let is_chain = matches!(definition.action, Action::Chain(_));
+        let current = self.job.as_mut().filter(|job| is_chain && job.digest == definition.digest);
+        if let Some(job) = current.filter(|job| job.defined != definition.revision) {
+            (job.defined, job.step, job.carried_out) = (definition.revision, 0, None);
+            (job.attempt, job.ran) = (0, false);
         }
     }
 
@@ -81,6 +82,7 @@ impl Run {
         self.job.insert(current.unwrap_or_else(|| Job {
             digest: definition.digest.clone(),
             release: definition.release.triple,
+            defined: definition.revision,
             from: view.gate.reconciled.clone(),
             stepped: None,
             settled: false,
@@ -144,10 +146,9 @@ impl Run {
     }
 
     fn take(&mut self, epoch: u64, step: GateStep, out: &mut Out) {
-        let number = self.number();
+        let (number, (release, digest)) = (self.number(), self.applied_definition());
         self.phase = Phase::Stepping { number, step };
-        let digest = self.job.as_ref().map(|job| job.digest.clone()).unwrap_or_default();
-        out.push(Effect::Step { number, digest, epoch, step });
+        out.push(Effect::Step { number, release, digest, epoch, step });
     }
 
     /// Settles first; then the next attempt, or the end of the run.
@@ -172,8 +173,12 @@ impl Run {
                 Some(_) => {}
             }
         }
-        if job.awaited_until.is_none() {
-            job.attempt += 1;
+        // The waves of an object set, however often one of them waits, are one attempt.
+        let continues = is_object_set(definition) && job.attempt > 0 && self.recording.in_progress().is_some();
+        if !continues {
+            // Unless it is over: a run whose job the gate has replaced.
+            self.recording.ends(now, RunOutcome::Cancelled, RunExit::default(), ("", ""));
+            (job.attempt, job.awaited_until) = (job.attempt + 1, None);
             self.tally.begins(now);
         }
         let (attempt, wave, from) = (job.attempt, job.wave, job.from.clone());
@@ -183,13 +188,13 @@ impl Run {
             (true, false) => Kept::All,
         };
         let of = (&definition.release, step.as_ref().map(|step| step.name.as_str()));
-        if is_object_set(definition) {
-            if self.recording.in_progress().is_none() {
-                self.recording.begins(&self.who, (now, self.wall), of, attempt, kept);
-            }
+        if continues {
             return self.wave(wave, out);
         }
         let of_term = self.recording.begins(&self.who, (now, self.wall), of, attempt, kept);
+        if is_object_set(definition) {
+            return self.wave(wave, out);
+        }
         let number = self.number();
         let limit = Some(definition.run_timeout_ms).filter(|ms| *ms > 0);
         let deadline = limit.map(|ms| now + Duration::from_millis(ms));
@@ -215,17 +220,22 @@ impl Run {
     }
 
     fn request_record(&mut self, step: &str, out: &mut Out) -> u64 {
-        let number = self.number();
-        let digest = self.job.as_ref().map(|job| job.digest.clone()).unwrap_or_default();
-        out.push(Effect::Record { number, digest, step: step.to_owned() });
+        let (number, (release, digest)) = (self.number(), self.applied_definition());
+        let defined = self.job.as_ref().map(|job| job.defined).unwrap_or_default();
+        out.push(Effect::Record { number, release, digest, defined, step: step.to_owned() });
         number
     }
 
     pub(super) fn wave(&mut self, wave: u32, out: &mut Out) {
-        let number = self.number();
+        let (number, (release, digest)) = (self.number(), self.applied_definition());
         self.phase = Phase::Waving { number };
-        let digest = self.job.as_ref().map(|job| job.digest.clone()).unwrap_or_default();
-        out.push(Effect::Wave { number, digest, wave });
+        out.push(Effect::Wave { number, release, digest, wave });
+    }
+
+    /// Release and digest of the definition that is applied.
+    fn applied_definition(&self) -> (Triple, String) {
+        let job = self.job.as_ref().map(|job| (job.release, job.digest.clone()));
+        job.unwrap_or((self.who.release.triple, String::new()))
     }
 
     fn wait(&mut self, phase: ReconcilerPhase, reason: PhaseReason, message: String) {

@@ -10,7 +10,7 @@ impl Run {
         let again = self.retries.is_some_and(|heeded| view.retries > heeded);
         let digest = view.definition.as_ref().map(|d| d.digest.as_str());
         let is_other = self.job.as_ref().is_some_and(|job| Some(job.digest.as_str()) != digest);
-        let superseded = is_other && !self.carries_over(&view);
+        let superseded = is_other && !self.carry_over(&view);
         self.retries = Some(view.retries);
         self.view = Some(view);
         match &mut self.phase {
@@ -34,17 +34,22 @@ impl Run {
         }
         if superseded && !matches!(self.phase, Phase::Acting { .. }) {
             // The run of an object set lasts over several waves; what follows is another one.
-            let exit = RunExit { text: "another definition has replaced it".to_owned(), ..RunExit::default() };
+            let exit = RunExit { text: "replaced by another definition".to_owned(), ..RunExit::default() };
             self.recording.ends(now, RunOutcome::Cancelled, exit, ("", ""));
             self.job = None;
         }
     }
 
-    /// Another definition of a chain has the step that is carried out, or was and is not on record, in the same place: that it
-    /// was carried out counts. Otherwise a definition that only appends steps would run it twice. Returns whether it goes on.
-    fn carries_over(&mut self, view: &RunnerView) -> bool {
+    /// Moves the job to another definition of the chain whose steps up to the current one are the same, so that a definition which
+    /// only appends steps repeats none. Returns false if the running action must be cancelled, or the job does not carry over.
+    fn carry_over(&mut self, view: &RunnerView) -> bool {
         let acting = matches!(self.phase, Phase::Acting { .. });
         let (Some(job), Some(known)) = (&mut self.job, &self.view) else { return false };
+        // The chain was deleted with its record. A view from before our last record does not show it yet.
+        let older = self.last_step.is_some_and(|(step, _)| view.revision < step.revision);
+        if !older && view.steps_done < job.step {
+            return false;
+        }
         let was = known.definition.as_ref().filter(|definition| definition.digest == job.digest);
         let (Some(was), Some(is)) = (was, &view.definition) else { return false };
         let (Action::Chain(old), Action::Chain(new)) = (&was.action, &is.action) else { return false };
@@ -55,7 +60,8 @@ impl Run {
             return false;
         }
         // The gate leads to the former definition, until a step of it is taken for this one.
-        (job.digest, job.release, job.stepped) = (is.digest.clone(), is.release.triple, None);
+        (job.digest, job.release, job.defined) = (is.digest.clone(), is.release.triple, is.revision);
+        job.stepped = None;
         // Its author calls it the same; as another user, or with another environment, it is still not the one to run.
         !acting || old.get(job.step) == new.get(job.step) && was.options.command == is.options.command
     }

@@ -23,7 +23,8 @@ impl Run {
                 self.last_step = Some((stepped, now + MAX_VIEW_LAG));
                 self.named.clear();
                 let definition = view.definition.as_ref();
-                let current = definition.filter(|d| self.job.as_ref().is_some_and(|job| job.digest == d.digest));
+                let current =
+                    definition.filter(|definition| self.job.as_ref().is_some_and(|job| job.is_of(definition)));
                 match (current, step) {
                     (Some(definition), GateStep::Complete) => self.succeeded(now, definition),
                     (Some(definition), GateStep::Work | GateStep::Restrict) => {
@@ -135,10 +136,9 @@ impl Run {
         let limit = Duration::from_millis(limit_ms);
         let until = *job.awaited_until.get_or_insert(now + limit);
         if limit_ms > 0 && until <= now {
-            job.awaited_until = None;
             let text = format!("{why}; it has waited for {limit:?}, the timeout of the definition");
             let exit = RunExit { text: in_short(&text, MAX_ERROR_BYTES), ..RunExit::default() };
-            self.recording.ends(now, RunOutcome::Failed, exit, ("", ""));
+            self.recording.ends(now, RunOutcome::TimedOut, exit, ("", ""));
             return self.failed(now, wall, text, out);
         }
         let again_at = now + CONDITION_RECHECK_DELAY;
@@ -174,9 +174,10 @@ impl Run {
                 self.tally.ends(now, false);
                 let Some(job) = &mut self.job else { return self.reconsider() };
                 job.carried_out = Some(job.step);
-                // Under a definition that has replaced the one whose step this was, the gate does not lead to it yet.
+                // Under a definition that has replaced the one whose step this was, the gate does not lead to it yet. After a
+                // deletion the step does not count.
                 let leads = job.stepped.is_some() || !job.completes || view.gate.reconciled.is_none();
-                if leads { self.apply(now, &view, definition, out) } else { self.reconsider() }
+                if leads && job.is_of(definition) { self.apply(now, &view, definition, out) } else { self.reconsider() }
             }
             (Outcome::Done, _) => self.ran(now, &view, definition, out),
             (_, Some(Cancelled::Superseded)) => self.superseded(),

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use muster_messages::{ErrorCode, RunExit, RunOutcome, RunRecord};
+use muster_messages::{RunExit, RunOutcome, RunRecord};
 
 use super::*;
 
@@ -19,21 +19,6 @@ const MAX_PENDING: usize = 16;
 /// The pauses after attempts that were not answered; then the record is dropped. They outlast a change of leaders. A manager of an
 /// older build does not know records: it closes the connection, each time.
 const RETRY_PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(15)];
-
-/// Whether the same record would be answered alike: it was refused, not lost.
-pub fn is_refused(error: &ErrorBody) -> bool {
-    use ErrorCode as C;
-    !matches!(
-        error.code,
-        C::NoQuorum
-            | C::Unreachable
-            | C::UnknownOutcome
-            | C::TimedOut
-            | C::TooManyRequests
-            | C::NotKnownHereYet
-            | C::Internal
-    )
-}
 
 /// A run in progress.
 #[derive(Clone, Debug, PartialEq)]
@@ -131,7 +116,7 @@ impl Recording {
         }
         let ran_for_ms = u64::try_from(now.since(since).as_millis()).ok();
         let (head, tail) = (head.to_owned(), tail.to_owned());
-        self.push(RunRecord { ran_for_ms, exit: Some(exit), outcome, head, tail, ..record }.kept());
+        self.push(RunRecord { ran_for_ms, exit: Some(exit), outcome, head, tail, ..record }.truncated());
     }
 
     fn push(&mut self, record: RunRecord) {
@@ -205,7 +190,7 @@ impl Recording {
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::{CommandAction, GatePath};
+    use muster_messages::{CommandAction, ErrorCode, GatePath};
 
     use super::super::scenario::{Scenario, command};
     use super::*;
@@ -220,9 +205,7 @@ mod tests {
         let mut scenario = Scenario::new(command(), GatePath::First);
         scenario.unchanged_view();
         for outcome in [Outcome::Failed("no".into()), Outcome::Later("not yet".into()), Outcome::Done] {
-            while !scenario.effects.iter().any(|effect| matches!(effect, Effect::Act { .. })) {
-                scenario.pass(1); // until it is retried
-            }
+            scenario.pass_until_it_acts();
             let (number, work) = scenario.acts();
             assert_eq!(scenario.records.last().unwrap().of_term, work.of_term);
             scenario.pass(700);
@@ -304,9 +287,7 @@ mod tests {
         let mut scenario = Scenario::new(Action::Objects(vec![]), GatePath::Reached);
         scenario.change_view(|view| view.waves = 1);
         let wave = |scenario: &mut Scenario, result: Result<Waved, ErrorBody>| {
-            while scenario.effects.is_empty() {
-                scenario.pass(100);
-            }
+            scenario.pass_until(|effect| matches!(effect, Effect::Wave { .. }));
             let Effect::Wave { number, .. } = scenario.only() else { panic!("no wave") };
             scenario.receive(Input::Waved { number, result });
         };

@@ -56,9 +56,7 @@ mod tests {
             (700, Outcome::Later("not yet".into()), (2, 1, Some(1_500))),
             (20, Outcome::Done, (3, 1, Some(20))),
         ] {
-            while !scenario.effects.iter().any(|effect| matches!(effect, Effect::Act { .. })) {
-                scenario.pass(1); // until it is retried
-            }
+            scenario.pass_until_it_acts();
             let (number, _) = scenario.acts();
             scenario.pass(takes);
             scenario.end(number, outcome);

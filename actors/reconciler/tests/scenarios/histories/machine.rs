@@ -77,6 +77,15 @@ pub struct Machine {
     pub view: Option<Arc<RunnerView>>,
     pub read_at: Moment,
     pub acting: Option<(FencingToken, u64, Moment)>,
+    /// The step of a chain that it carries out.
+    pub step: Option<String>,
+    /// The step that it has carried out in this term and that is not known to be on record; whether that was requested and is not
+    /// answered.
+    pub carried_out: Option<(String, bool)>,
+    /// The last answer that a step is on record.
+    pub recorded_at: Moment,
+    /// It gives up its term, at the latest then.
+    pub leaves_by: Option<Moment>,
     pub frozen: Moment,
     pub cut: Moment,
 }

@@ -1,8 +1,10 @@
 //! Random histories: three members that upgrade, go back, freeze, lose their network and die; interfering operators; answers
-//! that come late or never. The store checks its invariants with every entry. Here it is checked that a member that believes it
+//! that come late or never. The reconciler is a command, a set of objects, or a chain that grows with each release. The store checks its invariants with every entry. Here it is checked that a member that believes it
 //! serves is known to, that actions begin only where the gate leads, and that the system converges once disturbances end.
 
+mod checks;
 mod machine;
+mod operator;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,24 +12,30 @@ use std::time::Duration;
 
 use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
 use muster_messages::{
-    ErrorBody, ErrorCode, FencingToken, GatePath, GateState, LeaseView, Moment, Participant, ParticipantKey,
-    ParticipantPhase, ReconcilerChange, Revision, Rng, SessionId, WallTime, candidates_scope, runner_lease,
+    ErrorBody, ErrorCode, FencingToken, LeaseView, Moment, Participant, ParticipantKey, ParticipantPhase, Revision,
+    Rng, SessionId, WallTime, candidates_scope, runner_lease,
 };
-use muster_reconciler::AdmissionState;
 use muster_reconciler::core::admission::{Admission, Ask, Input as AdmissionInput};
 use muster_reconciler::core::eligibility::{Eligibility, EligibilityTiming, Input as Facts, Me};
-use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner, is_refused};
+use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
 use serde::de::DeserializeOwned;
 
 use self::machine::{InFlight, Keeper, Machine, Member, Part, Question, RENEW_DEADLINE};
-use crate::fleet::{digested, node_id, objects, schema};
+use crate::fleet::{chain, digested, node_id, objects, schema};
 use crate::judge::{Judge, release};
 
 const TICK: Duration = Duration::from_millis(50);
 const RELEASES: [&str; 3] = ["1.0.0", "2.0.0", "3.0.0"];
+/// Of a chain: one more with each release.
+const STEPS: [&str; 3] = ["a", "b", "c"];
+/// How long a view may be older than the runner's own last step before it is accepted anyway.
+const MAX_VIEW_LAG: Duration = Duration::from_secs(30);
+/// How long a lease is kept for the last record of its term.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
 
 struct History {
     reconciler: &'static str,
+    is_chain: bool,
     judge: Judge,
     rng: Rng,
     now: Moment,
@@ -39,6 +47,9 @@ struct History {
     wild: bool,
     acts: u64,
     runs_done: u64,
+    /// Terms that were given up while a step of a chain was not on record.
+    last_records: u64,
+    deletions: u64,
 }
 
 fn read<T: DeserializeOwned>(answer: Result<String, ErrorBody>) -> Result<T, ErrorBody> {
@@ -48,10 +59,11 @@ fn read<T: DeserializeOwned>(answer: Result<String, ErrorBody>) -> Result<T, Err
 impl History {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::seeded(seed);
-        let reconciler = if rng.one_in(2) { "schema" } else { "things" };
+        let (reconciler, is_chain) = rng.pick(&[("schema", false), ("schema", true), ("things", false)]).unwrap();
         let wild = rng.one_in(2);
         let mut history = Self {
             reconciler,
+            is_chain,
             judge: Judge::founded(),
             rng,
             now: Moment(3_600_000_000),
@@ -61,15 +73,19 @@ impl History {
             wild,
             acts: 0,
             runs_done: 0,
+            last_records: 0,
+            deletions: 0,
         };
-        for of in RELEASES {
+        for (at, of) in RELEASES.into_iter().enumerate() {
             let floor = history.rng.pick(&["0.0.0", "1.0.0", of]).unwrap();
             let floor = if release(floor).triple > release(of).triple { of } else { floor };
             let every = Duration::from_secs(history.rng.pick(&[5, 30]).unwrap());
             let spec = match reconciler {
-                "schema" => schema(of, floor).settle(Duration::from_secs(1)),
+                "schema" if is_chain => chain(of, &STEPS[..=at]).floor(release(floor).triple).downgrade(true),
+                "schema" => schema(of, floor),
                 _ => objects(of, &[("a", of), ("b", "same"), (of, "own")]).floor(release(floor).triple),
             };
+            let spec = if reconciler == "schema" { spec.settle(Duration::from_secs(1)) } else { spec };
             let spec = if history.rng.one_in(4) { spec.once() } else { spec.every(every) };
             history.judge.define(digested(spec));
         }
@@ -118,6 +134,10 @@ impl History {
             view: None,
             read_at: Moment(0),
             acting: None,
+            step: None,
+            carried_out: None,
+            recorded_at: Moment(0),
+            leaves_by: None,
             frozen: Moment(0),
             cut: Moment(0),
         }
@@ -183,9 +203,18 @@ impl History {
                 let input = match request {
                     ReconcilerRequest::Step { .. } => Input::Stepped { number, result: read(answer) },
                     ReconcilerRequest::Wave { .. } => Input::Waved { number, result: read(answer) },
-                    ReconcilerRequest::StepDone { .. } => Input::Recorded { number, result: read(answer) },
+                    ReconcilerRequest::StepDone { .. } => {
+                        let result = read(answer);
+                        let machine = &mut self.machines[at];
+                        if result.is_ok() {
+                            (machine.carried_out, machine.recorded_at) = (None, self.now);
+                        } else if let Some((_, asked)) = &mut machine.carried_out {
+                            *asked = false;
+                        }
+                        Input::Recorded { number, result }
+                    }
                     ReconcilerRequest::RecordRun { .. } => {
-                        Input::RunRecorded { decided: answer.map_or_else(|error| is_refused(&error), |_| true) }
+                        Input::RunRecorded { decided: answer.map_or_else(|error| !error.code.is_transient(), |_| true) }
                     }
                     _ => Input::Reported { ok: answer.is_ok() },
                 };
@@ -250,6 +279,7 @@ impl History {
                 // None of its actions runs any more.
                 let machine = &mut self.machines[at];
                 (machine.runner, machine.run, machine.acting) = (None, None, None);
+                (machine.carried_out, machine.leaves_by) = (None, None);
             }
             _ => {
                 self.member(at, part).keeper.held = None;
@@ -322,29 +352,34 @@ impl History {
             run.step(now, wall, Input::Woke, &mut out);
         }
         run.step(now, wall, input, &mut out);
-        let (term, is) = (run.who().term, run.applies());
+        let term = run.who().term;
         let name = self.reconciler.to_owned();
         for effect in out {
             match effect {
-                Effect::Step { number, digest, epoch, step } => {
-                    let request =
-                        ReconcilerRequest::Step { name: name.clone(), release: is, digest, term, epoch, step };
+                Effect::Step { number, release, digest, epoch, step } => {
+                    let request = ReconcilerRequest::Step { name: name.clone(), release, digest, term, epoch, step };
                     self.send(at, Question::Run(term, number, request));
                 }
-                Effect::Wave { number, digest, wave } => {
-                    let request = ReconcilerRequest::Wave { name: name.clone(), release: is, digest, term, wave };
+                Effect::Wave { number, release, digest, wave } => {
+                    let request = ReconcilerRequest::Wave { name: name.clone(), release, digest, term, wave };
                     self.send(at, Question::Run(term, number, request));
                 }
-                Effect::Record { number, digest, step } => {
-                    let request = ReconcilerRequest::StepDone { name: name.clone(), release: is, digest, term, step };
+                Effect::Record { number, release, digest, defined, step } => {
+                    if let Some((of, asked)) = &mut self.machines[at].carried_out {
+                        *asked |= *of == step;
+                    }
+                    let name = name.clone();
+                    let request = ReconcilerRequest::StepDone { name, release, digest, defined, term, step };
                     self.send(at, Question::Run(term, number, request));
                 }
                 Effect::Report(progress) => {
                     let request = ReconcilerRequest::Progress { progress: *progress };
                     self.send(at, Question::Run(term, 0, request));
                 }
-                Effect::Act { number, .. } => {
+                Effect::Act { number, work } => {
                     self.check_action(at, term);
+                    self.machines[at].step = work.step.map(|step| step.name);
+                    self.check_step(at);
                     let takes = Duration::from_millis(self.rng.below(8000));
                     assert!(self.machines[at].acting.is_none(), "two actions at once (RUN-3)");
                     self.machines[at].acting = Some((term, number, now + takes));
@@ -362,39 +397,6 @@ impl History {
                 }
                 Effect::Log(_) => {}
             }
-        }
-    }
-
-    /// RUN-2, as far as an observer can tell: the gate leads to what is begun, and no incompatible member serves.
-    fn check_action(&mut self, at: usize, term: FencingToken) {
-        self.acts += 1;
-        let (_, in_force) = self.judge.runner(self.reconciler).expect("a runner that acts holds the lease");
-        assert_eq!(in_force, term, "a term that is valid by our clock is the current one");
-        if self.wild {
-            return; // an operator may have moved the gate since it was read
-        }
-        let all = &self.judge.tables.reconcilers;
-        let view = self.judge.view(self.reconciler, self.machines[at].release.triple);
-        let definition = view.definition.expect("definitions stay");
-        if let Some(gate) = all.gates.get(self.reconciler) {
-            let target = definition.target();
-            let leads = gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached;
-            assert!(leads, "the gate does not lead to the action: {gate:?}");
-            assert_eq!(view.blockers, []);
-        }
-    }
-
-    /// A member that believes it serves is known to serve.
-    fn check_serving(&self) {
-        for machine in &self.machines {
-            let Member { keeper, core, participant } = &machine.serving;
-            if *core.admission_state() != AdmissionState::Serving || !keeper.is_good(self.now) {
-                continue;
-            }
-            let record = self.judge.tables.reconcilers.participants.get(&participant.key);
-            let phase = record.map(|record| record.phase);
-            let known = matches!(phase, Some(ParticipantPhase::Serving | ParticipantPhase::Draining));
-            assert!(known, "{} serves, but its record says {phase:?}", machine.name);
         }
     }
 
@@ -450,8 +452,14 @@ impl History {
                 1 => Outcome::Later("later".into()),
                 _ => Outcome::Done,
             };
-            self.runs_done += u64::from(outcome == Outcome::Done);
+            let done = outcome == Outcome::Done;
+            self.runs_done += u64::from(done);
+            let machine = &mut self.machines[at];
+            machine.carried_out = machine.step.take().filter(|_| done).map(|step| (step, false));
             self.drive(at, Input::Acted { number, ended: Box::new(outcome.into()) });
+            if self.machines[at].leaves_by.is_some() {
+                self.check_last_record(at);
+            }
         }
         if self.machines[at].run.as_ref().and_then(Run::wake_at).is_some_and(|wake| wake <= now) {
             self.drive(at, Input::Woke);
@@ -466,78 +474,37 @@ impl History {
             (None, true) => {
                 machine.runner = Some(Keeper::new(runner_lease(self.reconciler), machine.name, session));
             }
-            (Some(keeper), false) => {
-                let (lease, session, held) = (keeper.lease.clone(), keeper.session, keeper.held);
-                self.lose(at, Part::Runner);
-                self.machines[at].runner = None;
-                if let Some((token, _)) = held {
-                    let release = LeaseRequest::Release { lease, session, token };
-                    self.send(at, Question::Lease(Part::Runner, self.now, release));
+            (Some(_), false) if machine.leaves_by.is_none() => {
+                machine.leaves_by = Some(self.now + RECORD_TIMEOUT);
+                self.drive(at, Input::Ended);
+                if self.machines[at].acting.is_none() {
+                    self.check_last_record(at);
                 }
+                self.leave(at);
             }
+            (Some(_), _) if machine.leaves_by.is_some() => self.leave(at),
             _ => {}
         }
     }
 
-    /// A fault, or an operator's change.
-    fn disturb(&mut self) {
-        let at = usize::try_from(self.rng.below(3)).unwrap();
-        let for_a_while = Duration::from_millis(self.rng.below(30_000));
-        let name = || self.reconciler.to_owned();
-        let change = match self.rng.below(12) {
-            0 => return self.machines[at].frozen = self.now + for_a_while,
-            1 => return self.machines[at].cut = self.now + for_a_while,
-            2..=4 => {
-                let (member, start) = (self.machines[at].name, self.machines[at].start + 1);
-                let of = self.rng.pick(&RELEASES).unwrap();
-                self.machines[at] = self.boot(member, of, start);
-                return;
-            }
-            5 => ReconcilerChange::Pause { reconciler: name(), paused: self.rng.one_in(3) },
-            6 => {
-                let scope: Vec<_> = self.judge.serving("db").iter().map(|p| p.key.clone()).collect();
-                let Some(key) = scope.into_iter().next() else { return };
-                ReconcilerChange::Drain(key)
-            }
-            7 => ReconcilerChange::Retry { reconciler: name(), digest: None },
-            _ if !self.wild => return,
-            8 => ReconcilerChange::DeleteGate { reconciler: name() },
-            9 => {
-                let Some(gate) = self.judge.gate(self.reconciler) else { return };
-                let epochs: Vec<_> = gate.history.iter().map(|entry| entry.epoch).collect();
-                if epochs.is_empty() {
-                    return;
-                }
-                ReconcilerChange::Repair { reconciler: name(), epoch: self.rng.pick(&epochs).unwrap() }
-            }
-            10 => {
-                let floor = release(self.rng.pick(&RELEASES).unwrap()).triple;
-                ReconcilerChange::ForceFloor { reconciler: name(), floor }
-            }
-            _ => return,
-        };
-        let _refused_perhaps = self.judge.change(change);
-    }
-
-    /// Disturbances end: every machine gets the newest release, and the system must converge.
-    fn clear_faults(&mut self) {
-        for at in 0..3 {
-            let (member, start) = (self.machines[at].name, self.machines[at].start + 1);
-            self.machines[at] = self.boot(member, "3.0.0", start);
+    /// Releases the lease of the runner once its action has ended, and everything is on record or takes too long.
+    fn leave(&mut self, at: usize) {
+        let (now, machine) = (self.now, &mut self.machines[at]);
+        if machine.acting.is_some() {
+            machine.leaves_by = Some(now + RECORD_TIMEOUT);
+            return;
         }
-        let reconciler = self.reconciler.to_owned();
-        let digest = self.judge.view(&reconciler, release("3.0.0").triple).definition.map(|d| d.digest);
-        let _unpaused = self.judge.change(ReconcilerChange::Pause { reconciler: reconciler.clone(), paused: false });
-        let _retried = self.judge.change(ReconcilerChange::Retry { reconciler, digest });
-        for _ in 0..(240_000 / 50) {
-            self.tick();
+        let is_recorded = machine.run.as_ref().is_none_or(Run::is_recorded);
+        if !is_recorded && machine.leaves_by.is_some_and(|until| now < until) {
+            return;
         }
-        let gate = self.judge.gate(self.reconciler);
-        let gate = gate.unwrap_or_else(|| panic!("no gate exists; {:#?}", self.judge.progress));
-        let done = gate.now.state == GateState::Done && gate.now.reconciled == release("3.0.0");
-        assert!(done, "{:?} {:#?}", gate.now, self.judge.progress);
-        let serving = self.judge.serving("db").len();
-        assert_eq!(serving, 3, "{:#?}", self.judge.tables.reconcilers.participants);
+        let Some(keeper) = &machine.runner else { return };
+        let (lease, session, held) = (keeper.lease.clone(), keeper.session, keeper.held);
+        self.lose(at, Part::Runner);
+        if let Some((token, _)) = held {
+            let release = LeaseRequest::Release { lease, session, token };
+            self.send(at, Question::Lease(Part::Runner, now, release));
+        }
     }
 }
 
@@ -561,13 +528,17 @@ fn random_histories_stay_safe_and_converge() {
         run_history(seed);
         return;
     }
-    let (mut acts, mut commands) = (0, 0);
+    let (mut acts, mut commands, mut last_records, mut deletions) = (0, 0, 0, 0);
     for seed in 0..60 {
         let outcome = std::panic::catch_unwind(|| run_history(seed));
         let command = "cargo test -p muster-reconciler --test scenarios histories -- --nocapture";
         let history = outcome.unwrap_or_else(|_| panic!("reproduce: MUSTER_SEED={seed} {command}"));
         acts += history.acts;
         commands += u64::from(history.runs_done > 0);
+        last_records += history.last_records;
+        deletions += history.deletions;
     }
     assert!(acts > 100 && commands > 10, "the histories cover too little: {acts} actions in {commands} of them");
+    let chains = "the histories of chains cover too little";
+    assert!(last_records > 0 && deletions > 0, "{chains}: {last_records} last records, {deletions} deletions");
 }

@@ -4,6 +4,9 @@ use muster_messages::{Controls, Gate, GateEntry, ParticipantPhase, Triple};
 
 use super::*;
 
+/// How the reason of an entry begins that was repaired.
+pub(crate) const REPAIRED: &str = "repaired from epoch";
+
 pub(super) fn control(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
@@ -51,7 +54,7 @@ pub(super) fn repair(
              a definition that completes or reverses it first"
         )
     })?;
-    let why = format!("repaired from epoch {epoch}");
+    let why = format!("{REPAIRED} {epoch}");
     let entry = GateEntry { term: gate.now.term, at: stamp.wall, revision: stamp.at, why, ..entry };
     write_gate(tables, stamp, reconciler, &gate.scope, entry);
     exclude(tables, stamp, reconciler);

@@ -32,7 +32,7 @@ fn any_change() -> impl Strategy<Value = ReconcilerChange> {
             R::Define { definition: Box::new(definition), replace: true }
         }),
         6 => (of(), term(), prop_oneof![Just("a"), Just("b"), Just("c")]).prop_map(move |(of, term, step)| R::StepDone {
-            reconciler: name(), release: triple(of), digest: String::new(), term, step: step.to_owned()
+            reconciler: name(), release: triple(of), digest: String::new(), defined: Revision(0), term, step: step.to_owned()
         }),
         1 => (term(), 0..9u64).prop_map(|(term, of_term)| R::RecordRun(Box::new(run(term, of_term, "out")))),
         6 => (member(), of(), proptest::option::of(of()), term()).prop_map(|(key, of, needs, token)| {
@@ -53,7 +53,39 @@ fn any_change() -> impl Strategy<Value = ReconcilerChange> {
         1 => of().prop_map(move |of| R::ForceFloor { reconciler: name(), floor: triple(of) }),
         1 => (1..9u64).prop_map(move |epoch| R::Repair { reconciler: name(), epoch }),
         1 => Just(R::DeleteGate { reconciler: name() }),
+        1 => Just(R::Forget { reconciler: name() }),
     ]
+}
+
+/// Objects in two waves, the second one after a condition; runners that name any wave, and others who write and delete objects.
+fn any_change_of_waves() -> impl Strategy<Value = ReconcilerChange> {
+    use ReconcilerChange as R;
+    let of = || prop_oneof![Just("1.0.0"), Just("2.0.0")];
+    let named = || prop_oneof![Just("t"), Just("u"), Just("unlisted")];
+    prop_oneof![
+        2 => (of(), 0..2u32, any::<bool>()).prop_map(|(of, wave, downgrade)| {
+            let definition = Definition { downgrade, ..waves(of, wave) };
+            R::Define { definition: Box::new(definition), replace: true }
+        }),
+        6 => (of(), (1..60u64).prop_map(FencingToken), named(), 0..4u32, any::<bool>()).prop_map(|(of, term, named, wave, there)| {
+            let object = DesiredObject { wave, ..object(named) };
+            let (key, object) = (object.key.clone(), there.then(|| Box::new(object)));
+            R::Apply { reconciler: NAME.to_owned(), release: triple(of), digest: String::new(), term, key, object }
+        }),
+        3 => any::<bool>().prop_map(|ready| {
+            R::PutObject(Box::new(DesiredObject { body: format!("{{\"ready\":{ready}}}"), ..object("condition") }))
+        }),
+        1 => prop_oneof![Just("condition"), Just("u")].prop_map(|name| R::DeleteObject(object(name).key)),
+    ]
+}
+
+/// `t` in wave 0, `u` in wave 1, and a condition after this wave.
+fn waves(of: &str, wave: u32) -> Definition {
+    let (path, equals) = ("/ready".to_owned(), "true".to_owned());
+    let wave_conditions = vec![WaveCondition { wave, key: object("condition").key, path, equals }];
+    let action = Action::Objects(vec![object("t"), DesiredObject { wave: 1, ..object("u") }]);
+    let options = DefinitionOptions { wave_conditions, ..DefinitionOptions::default() };
+    Definition { action, options, digest: format!("waves-of-{of}-{wave}"), ..definition(of, "1.0.0") }
 }
 
 #[derive(Clone, Debug)]
@@ -62,7 +94,7 @@ enum Proposal {
     Lease(Change),
 }
 
-fn proposal() -> impl Strategy<Value = Proposal> {
+fn proposal(change: impl Strategy<Value = ReconcilerChange>) -> impl Strategy<Value = Proposal> {
     let lease = prop_oneof![
         Just(runner_lease(NAME)),
         (prop_oneof![Just("a"), Just("b")], 1..4u128).prop_map(|(member, n)| key(member, n).lease()),
@@ -74,7 +106,7 @@ fn proposal() -> impl Strategy<Value = Proposal> {
         Change::AcquireLease { key, holder, session: SessionId(own), duration_ms: 1000, uid: Uid(2) }
     });
     prop_oneof![
-        3 => any_change().prop_map(Proposal::Reconciler),
+        3 => change.prop_map(Proposal::Reconciler),
         1 => acquired.prop_map(Proposal::Lease),
         1 => lease.prop_map(|key| Proposal::Lease(Change::ExpireLease(key))),
     ]
@@ -105,10 +137,12 @@ fn holds_throughout(level: u32, history: Vec<(Proposal, bool)>) -> Result<(), Te
                     ReconcilerChange::RecordRun(run) if true_to_life => {
                         run.term = token(&runner_lease(NAME)).unwrap_or(run.term);
                     }
-                    ReconcilerChange::StepDone { release, digest, term, .. }
-                    | ReconcilerChange::Apply { release, digest, term, .. }
-                        if true_to_life =>
-                    {
+                    ReconcilerChange::StepDone { release, digest, defined, term, .. } if true_to_life => {
+                        (*term, *digest) = (token(&runner_lease(NAME)).unwrap_or(*term), digest_of(release));
+                        let key = DefinitionKey { reconciler: NAME.to_owned(), release: *release };
+                        *defined = tables.reconcilers.definitions.get(&key).map(|d| d.revision).unwrap_or_default();
+                    }
+                    ReconcilerChange::Apply { release, digest, term, .. } if true_to_life => {
                         (*term, *digest) = (token(&runner_lease(NAME)).unwrap_or(*term), digest_of(release));
                     }
                     _ => {}
@@ -122,6 +156,15 @@ fn holds_throughout(level: u32, history: Vec<(Proposal, bool)>) -> Result<(), Te
         if let (true, Change::Reconciler(ReconcilerChange::Apply { term, .. })) = (applied, &proposal) {
             prop_assert!(*term >= newest_writer, "a term that was superseded wrote an object");
             newest_writer = *term;
+        }
+        if let (true, Change::Reconciler(ReconcilerChange::Apply { release, key, object: None, .. })) =
+            (applied, &proposal)
+            && before.reconcilers.objects.contains_key(key)
+            && !world.all().objects.contains_key(key)
+        {
+            let definition = DefinitionKey { reconciler: NAME.to_owned(), release: *release };
+            let unmet = before.reconcilers.definitions[&definition].unmet_before(u32::MAX, &before.reconcilers.objects);
+            prop_assert_eq!(unmet, None, "an object was deleted before the last wave was done");
         }
         let gates = |tables: &Tables| tables.reconcilers.gates.get(NAME).cloned();
         if let (None, Some(gate)) = (gates(&before), gates(&world.0.tables)) {
@@ -141,14 +184,23 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn gate_invariants_hold_for_arbitrary_proposals(
-        history in proptest::collection::vec((proposal(), proptest::bool::weighted(0.9)), 1..80)
+        history in proptest::collection::vec((proposal(any_change()), proptest::bool::weighted(0.9)), 1..80)
     ) {
         holds_throughout(RECONCILERS_LEVEL, history)?;
     }
 
     #[test]
     fn chains_keep_the_invariants_for_arbitrary_proposals(
-        history in proptest::collection::vec((proposal(), proptest::bool::weighted(0.9)), 1..80)
+        history in proptest::collection::vec((proposal(any_change()), proptest::bool::weighted(0.9)), 1..80)
+    ) {
+        holds_throughout(DEFINITIONS_LEVEL, history)?;
+    }
+
+    #[test]
+    fn wave_conditions_hold_for_arbitrary_proposals(
+        history in proptest::collection::vec(
+            (proposal(prop_oneof![any_change(), any_change_of_waves()]), proptest::bool::weighted(0.9)), 1..80
+        )
     ) {
         holds_throughout(DEFINITIONS_LEVEL, history)?;
     }

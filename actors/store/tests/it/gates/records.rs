@@ -1,5 +1,10 @@
 //! Chains, definitions for later releases, and records of runs: from `DEFINITIONS_LEVEL` on.
 
+use std::sync::Arc;
+
+use muster_store::bugs::{self, BugInjection};
+use muster_store::invariants::{RELEASE_10, RELEASE_11, check};
+
 use super::*;
 
 fn step(name: &str, content: &str) -> ChainStep {
@@ -20,12 +25,6 @@ pub(super) fn chain(of: &str, steps: &[&str]) -> Definition {
 
 fn define(definition: &Definition) -> ReconcilerChange {
     ReconcilerChange::Define { definition: Box::new(definition.clone()), replace: true }
-}
-
-fn done(definition: &Definition, term: FencingToken, step: &str) -> ReconcilerChange {
-    let (reconciler, step) = (NAME.to_owned(), step.to_owned());
-    let (release, digest) = (definition.release.triple, definition.digest.clone());
-    ReconcilerChange::StepDone { reconciler, release, digest, term, step }
 }
 
 pub(super) fn run(term: FencingToken, of_term: u64, output: &str) -> RunRecord {
@@ -61,6 +60,13 @@ impl Gated {
     fn recording() -> Self {
         Self(World::founded_at(DEFINITIONS_LEVEL))
     }
+    /// A step of the definition of this release, as it is there now.
+    fn done(&self, definition: &Definition, term: FencingToken, step: &str) -> ReconcilerChange {
+        let (reconciler, step) = (NAME.to_owned(), step.to_owned());
+        let (release, digest) = (definition.release.triple, definition.digest.clone());
+        let defined = self.all().definitions.get(&definition.key()).map(|d| d.revision).unwrap_or_default();
+        ReconcilerChange::StepDone { reconciler, release, digest, defined, term, step }
+    }
     fn ran(&self) -> Vec<String> {
         let chain = self.0.tables.records.chains.get(NAME);
         chain.iter().flat_map(|chain| &chain.steps).map(|step| format!("{} by {}", step.name, step.release)).collect()
@@ -79,7 +85,8 @@ impl Gated {
         let from = self.0.tables.records.steps_done(NAME);
         let missing = steps.get(from..).unwrap_or_default();
         for step in missing {
-            self.must(done(definition, term, &step.name));
+            let done = self.done(definition, term, &step.name);
+            self.must(done);
         }
         self.steps(&of, term, GateStep::Complete);
         missing.len()
@@ -134,7 +141,9 @@ fn fill(world: &mut Gated) -> Vec<Command> {
     apply(world, acquire);
     let term = world.0.tables.objects[&runner_lease(NAME)].lease().unwrap().holding.token;
     let first = run(term, 1, "step a\n");
-    for change in [record(&first), record(&ended(&first)), record(&run(term, 2, "")), done(&definition, term, "a")] {
+    for change in
+        [record(&first), record(&ended(&first)), record(&run(term, 2, "")), world.done(&definition, term, "a")]
+    {
         apply(world, Change::Reconciler(change));
     }
     commands
@@ -157,9 +166,9 @@ fn each_step_of_a_chain_runs_once_over_releases() {
     assert_eq!(world.ran(), ["a by 1.0.0", "b by 1.2.0", "c by 1.2.0"]);
     assert_eq!(world.all().gates[NAME].now.reconciled, release("1.2.0"));
     // A late report of the first runner, and a repeated one of the second.
-    assert!(matches!(world.refused(done(&releases[1], first, "b")), CommandRefusal::Stale { .. }));
+    assert!(matches!(world.refused(world.done(&releases[1], first, "b")), CommandRefusal::Stale { .. }));
     let before = world.ran();
-    world.must(done(&releases[2], second, "c"));
+    world.must(world.done(&releases[2], second, "c"));
     assert_eq!(world.ran(), before);
 }
 
@@ -172,12 +181,62 @@ fn a_chain_is_complete_only_once_every_step_has_run() {
     let term = world.runs("n1", 1);
     let complete = world.step("1.0.0", term, GateStep::Complete);
     assert!(world.refused(complete.clone()).to_string().contains("step a of schema has not run"));
-    assert!(world.refused(done(&definition, term, "b")).to_string().contains("is not the next one: a"));
-    assert!(matches!(world.refused(done(&definition, term, "x")), CommandRefusal::NotFound { .. }));
-    world.must(done(&definition, term, "a"));
+    assert!(world.refused(world.done(&definition, term, "b")).to_string().contains("is not the next one: a"));
+    assert!(matches!(world.refused(world.done(&definition, term, "x")), CommandRefusal::NotFound { .. }));
+    world.must(world.done(&definition, term, "a"));
     assert!(world.refused(complete.clone()).to_string().contains("step b of schema has not run"));
-    world.must(done(&definition, term, "b"));
+    world.must(world.done(&definition, term, "b"));
     world.must(complete);
+}
+
+/// RELEASE-10: of the chain that is there, not of the one with the same content that was deleted.
+#[test]
+fn a_step_that_ran_before_a_deletion_is_not_recorded() {
+    let mut world = Gated::recording();
+    let definition = chain("1.0.0", &["a"]);
+    world.must(define(&definition));
+    let term = world.runs("n1", 1);
+    let late = world.done(&definition, term, "a");
+    world.must(ReconcilerChange::Forget { reconciler: NAME.to_owned() });
+    world.must(define(&definition));
+    let refusal = world.refused(late);
+    assert!(
+        matches!(refusal, CommandRefusal::Stale { .. }) && refusal.to_string().contains("applied again"),
+        "{refusal}"
+    );
+    let again = world.done(&definition, term, "a");
+    world.must(again);
+    assert_eq!(world.ran(), ["a by 1.0.0"]);
+}
+
+/// RELEASE-10.
+#[test]
+fn unfinished_or_forgotten_chain_is_found_by_its_check() {
+    bugs::set(Some(BugInjection::CompleteUnfinishedChains));
+    let mut world = Gated::recording();
+    world.must(define(&chain("1.0.0", &["a"])));
+    let term = world.runs("n1", 1);
+    let before = world.0.tables.clone();
+    world.0.must(change(world.step("1.0.0", term, GateStep::Complete)));
+    bugs::set(None);
+    assert_eq!(check_step(&before, &world.0.tables).unwrap_err().name, RELEASE_10);
+    let before = full();
+    let mut after = before.clone();
+    after.revision = before.revision.next();
+    assert_eq!(check_step(&before, &after), Ok(()));
+    after.records.chains.clear();
+    assert_eq!(check_step(&before, &after).unwrap_err().name, RELEASE_10);
+}
+
+/// RELEASE-11.
+#[test]
+fn two_runs_of_one_number_are_found_by_their_check() {
+    let mut tables = full();
+    assert_eq!(check(&tables), Ok(()));
+    let runs = Arc::make_mut(tables.records.runs.get_mut(NAME).unwrap());
+    let twice = runs.runs.back().unwrap().clone();
+    runs.runs.push_back(twice);
+    assert_eq!(check(&tables).unwrap_err().name, RELEASE_11);
 }
 
 #[test]
@@ -194,9 +253,9 @@ fn a_step_that_has_run_keeps_its_content_and_its_place() {
         other => panic!("{other:?}"),
     };
     let text = held(world.refused(define(&chain("2.0.0", &["a=other", "b"]))));
-    assert!(text.contains("step a has run by the definition of 1.0.0") && text.contains("another content"), "{text}");
+    assert!(text.contains("step a ran with the definition of 1.0.0") && text.contains("different content"), "{text}");
     let text = held(world.refused(define(&chain("2.0.0", &["a", "new", "b"]))));
-    assert!(text.contains("step b has run") && text.contains("has new in its place"), "{text}");
+    assert!(text.contains("step b ran with") && text.contains("has step new in its place"), "{text}");
     assert!(matches!(world.way("1.5.0"), Err(Hold::StepChanged { .. })));
     let step = world.step("1.5.0", term, GateStep::Work);
     held(world.refused(step));
@@ -241,7 +300,7 @@ fn nothing_of_it_is_accepted_below_its_level() {
         assert_eq!(needs(world.refused(define(definition))), DEFINITIONS_LEVEL);
     }
     let term = world.applied("1.0.0", "1.0.0");
-    assert_eq!(needs(world.refused(done(&definition("1.0.0", "1.0.0"), term, "a"))), DEFINITIONS_LEVEL);
+    assert_eq!(needs(world.refused(world.done(&definition("1.0.0", "1.0.0"), term, "a"))), DEFINITIONS_LEVEL);
     assert_eq!(needs(world.refused(record(&run(term, 1, "")))), DEFINITIONS_LEVEL);
 }
 
@@ -282,15 +341,13 @@ fn only_the_last_runs_and_the_ends_of_outputs_are_kept() {
     let kept = world.runs_kept();
     assert_eq!((kept.len(), kept[0].0, kept[MAX_RUNS - 1].0), (MAX_RUNS, 6, MAX_RUNS as u64 + 5));
     world.must(record(&ended(&run(term, 1, "late"))));
-    assert_eq!(world.runs_kept(), kept, "it was on record, and is no new run");
+    assert_eq!(world.runs_kept(), kept, "it was on record, and is not a new run");
     let runs = &world.0.tables.records.runs[NAME];
     let last = runs.runs.back().unwrap();
     assert_eq!(
         (last.head.as_str(), last.tail.as_str()),
         (&*"a".repeat(MAX_RUN_TEXT_BYTES - 1), &*"b".repeat(MAX_RUN_TEXT_BYTES))
     );
-    let sum: u64 = runs.runs.iter().map(|run| run.bytes()).sum();
-    assert_eq!(world.0.tables.records.run_bytes, sum);
 }
 
 /// RELEASE-11: of all reconcilers together, the oldest runs are deleted first.
@@ -299,7 +356,7 @@ fn the_runs_of_all_reconcilers_stay_below_their_limit() {
     let mut world = Gated::recording();
     let text = "x".repeat(MAX_RUN_TEXT_BYTES);
     let mut n = 0;
-    while world.0.tables.records.run_bytes + 4096 < MAX_RUN_BYTES || n < 80 {
+    while world.0.tables.records.run_bytes() + 4096 < MAX_RUN_BYTES || n < 80 {
         n += 1;
         let name = format!("r{n}");
         let definition = Definition { reconciler: name.clone(), ..definition("1.0.0", "1.0.0") };
@@ -310,19 +367,9 @@ fn the_runs_of_all_reconcilers_stay_below_their_limit() {
         }
     }
     let records = &world.0.tables.records;
-    assert!(records.run_bytes <= MAX_RUN_BYTES);
-    let kept = |name: &str| records.runs[name].runs.len();
-    assert!(kept("r1") < MAX_RUNS && kept(&format!("r{n}")) == MAX_RUNS, "{} of the first", kept("r1"));
-}
-
-/// RELEASE-11: a wrong sum ends no manager.
-#[test]
-fn a_sum_below_the_bytes_of_runs_does_not_underflow() {
-    let mut world = Gated::recording();
-    let term = world.applied("1.0.0", "1.0.0");
-    world.must(record(&run(term, 1, "text")));
-    world.0.tables.records.run_bytes = 0;
-    world.must(record(&ended(&run(term, 1, "text"))));
-    let ended = world.0.tables.records.runs[NAME].runs[0].bytes();
-    assert_eq!(world.0.tables.records.run_bytes, ended);
+    assert!(records.run_bytes() <= MAX_RUN_BYTES);
+    let kept = |name: &str| records.runs[name].runs.iter().map(|run| run.number).collect::<Vec<_>>();
+    assert!(kept("r1").len() < MAX_RUNS, "{:?}", kept("r1"));
+    assert!(kept("r1").first().is_none_or(|first| *first > 1), "its oldest are deleted: {:?}", kept("r1"));
+    assert_eq!(kept(&format!("r{n}")).len(), MAX_RUNS);
 }

@@ -1,5 +1,8 @@
 //! Conditions between waves, as the log judges them.
 
+use muster_store::bugs::{self, BugInjection};
+use muster_store::invariants::RELEASE_12;
+
 use super::*;
 
 fn waiting(conditions: &[(u32, &str)]) -> Definition {
@@ -42,7 +45,7 @@ fn later_wave_is_written_only_once_its_condition_holds() {
     put(&mut world, "left-over", "{}");
     let first = world.apply("1.0.0", term, "first", true);
     world.must(first);
-    // A runner that lies about the wave, or asks late or twice, is told the same.
+    // A wrong wave, a late request and a repeated one are refused alike.
     let second = world.apply("1.0.0", term, "second", true);
     for _ in 0..2 {
         assert!(why(world.refused(second.clone())).contains("the object does not exist"));
@@ -50,7 +53,7 @@ fn later_wave_is_written_only_once_its_condition_holds() {
     let deletion = world.apply("1.0.0", term, "left-over", false);
     assert!(why(world.refused(deletion.clone())).contains("what follows wave 0 waits until /status/phase"));
     put(&mut world, "warm-up", r#"{"status":{"phase":"running"}}"#);
-    assert!(why(world.refused(second.clone())).contains("it is \"running\""));
+    assert!(why(world.refused(second.clone())).contains("its value is \"running\""));
     put(&mut world, "warm-up", r#"{"status":{"phase":"done"}}"#);
     world.must(second.clone());
     world.must(deletion);
@@ -82,7 +85,23 @@ fn condition_on_a_large_object_is_unmet_and_says_so() {
     };
     let second = world.apply("1.0.0", term, "second", true);
     put(&mut world, "warm-up", &body(16 * 1024 + 1));
-    assert!(why(world.refused(second.clone())).contains("too large to look into"));
+    assert!(why(world.refused(second.clone())).contains("too large to be read"));
     put(&mut world, "warm-up", &body(16 * 1024));
     world.must(second);
+}
+
+/// RELEASE-12.
+#[test]
+fn write_before_its_condition_is_found_by_its_check() {
+    for (wave_conditions, name, is_found) in
+        [(&[(0, "warm-up")], "first", false), (&[(0, "warm-up")], "second", true), (&[(2, "warm-up")], "second", false)]
+    {
+        bugs::set(Some(BugInjection::IgnoreWaveConditions));
+        let (mut world, term) = world(waiting(wave_conditions));
+        let before = world.0.tables.clone();
+        world.0.must(change(world.apply("1.0.0", term, name, true)));
+        bugs::set(None);
+        let found = check_step(&before, &world.0.tables).err().map(|broken| broken.name);
+        assert_eq!(found, is_found.then_some(RELEASE_12), "{name} after {wave_conditions:?}");
+    }
 }

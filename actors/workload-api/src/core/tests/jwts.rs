@@ -85,7 +85,34 @@ fn jwt_is_handed_out_again_until_half_of_its_life() {
     world.fail_jwt(asked[0].0, false);
     assert_eq!(world.jwts(6), ["unavailable"]);
     world.pass(10 * MINUTE, 7);
-    assert_eq!(world.core.tokens().held(), 0);
+    assert_eq!(world.core.tokens().counts().0, 0);
+}
+
+/// The first call waits as long as it may; those after a failure wait only while no attempt is in flight.
+#[test]
+fn jwt_is_handed_out_while_the_leader_is_silent() {
+    let mut world = World::with(&[with_jwt("a/b")]);
+    let asked = world.ask_jwt(1, "db", None);
+    world.sign_jwt(asked[0].0, "second");
+    assert_eq!(world.jwts(1), ["a/b=second"]);
+    world.pass(3 * MINUTE, 7);
+    let asked = world.ask_jwt(2, "db", None);
+    assert_eq!(asked.len(), 1);
+    assert!(world.jwts(2).is_empty());
+    world.pass(FIRST_ANSWER_TIMEOUT, 7);
+    assert_eq!(world.jwts(2), ["a/b=second"]);
+    world.fail_jwt(asked[0].0, false);
+    world.pass(SECOND, 7);
+    let asked = world.ask_jwt(3, "db", None);
+    assert_eq!((world.ask_jwt(4, "db", None), asked.len()), (Vec::new(), 1), "one attempt");
+    assert_eq!(world.jwts(4), ["a/b=second"], "it does not wait");
+    // Once the leader has said that the workload may have none, it gets none, however late it is.
+    world.fail_jwt(asked[0].0, true);
+    assert_eq!(world.jwts(3), ["denied"]);
+    world.pass(2 * SECOND, 7);
+    assert_eq!(world.ask_jwt(5, "db", None).len(), 1);
+    world.pass(FIRST_ANSWER_TIMEOUT, 7);
+    assert_eq!(world.jwts(5), ["unavailable"]);
 }
 
 #[test]
@@ -112,6 +139,36 @@ fn jwt_of_another_root_or_entry_is_forgotten() {
     assert_eq!(world.jwts(2), ["denied"], "the entry allows none any more");
     assert!(world.ask_jwt(3, "db", None).is_empty());
     assert_eq!(world.jwts(3), ["denied"]);
+}
+
+/// Whether the former or the new root has signed it is not known.
+#[test]
+fn jwt_in_flight_over_a_root_change_is_asked_for_again() {
+    let mut world = World::with(&[with_jwt("a/b")]);
+    let asked = world.ask_jwt(1, "db", None);
+    world.root = 2;
+    world.view(&[with_jwt("a/b")]);
+    world.sign_jwt(asked[0].0, "of the former root");
+    let again = world.out.extract_if(.., |effect| matches!(effect, Effect::SignJwt(..))).collect::<Vec<_>>();
+    let [Effect::SignJwt(by, _)] = again[..] else { panic!("{again:?}") };
+    assert!(world.jwts(1).is_empty());
+    world.sign_jwt(by, "of the new one");
+    assert_eq!(world.jwts(1), ["a/b=of the new one"]);
+}
+
+#[test]
+fn entry_that_changes_ends_the_pause_after_a_refusal() {
+    let mut world = World::with(&[with_jwt("a/b")]);
+    let asked = world.ask_jwt(1, "db", None);
+    world.fail_jwt(asked[0].0, true);
+    assert_eq!(world.jwts(1), ["denied"]);
+    assert!(world.ask_jwt(2, "db", None).is_empty());
+    assert_eq!(world.jwts(2), ["denied"], "during the pause");
+    world.view(&[with_jwt("a/b"), entry("a/c", &["unix:uid:7"])]);
+    assert!(world.ask_jwt(3, "db", None).is_empty(), "another entry");
+    assert_eq!(world.jwts(3), ["denied"]);
+    world.view(&[WorkloadEntry { hint: Some("x".to_owned()), ..with_jwt("a/b") }]);
+    assert_eq!(world.ask_jwt(4, "db", None).len(), 1);
 }
 
 /// A program names audiences as it likes: it must not use up what its node may hold or have signed.

@@ -9,7 +9,7 @@ use crate::pages::name_of;
 
 /// As the rule of MusterHandlerLong has it.
 const HANDLER_LONG_MS: u64 = 5_000;
-/// A write that takes longer is no slow disk but one that hangs.
+/// A disk write that takes longer counts as hung.
 const DISK_HANGS_MS: u64 = 1_000;
 const DISK: &str = "node/manager/raft-member/disk";
 /// The last part of the audit log's path.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use maud::{Markup, html};
 use muster_messages::{
-    AuthorityState, CertificateState, Liveness, ReconcilerPhase, SealState, StatusView, WaitReason, WallTime, word,
+    AuthorityState, CertificateState, Liveness, NodeCertificateView, ReconcilerPhase, SealState, StatusView,
+    WaitReason, WallTime, word,
 };
 
 use super::{Finding, Seen, code, plain};
@@ -44,8 +45,9 @@ pub fn all(seen: &Seen) -> Vec<Finding> {
     found
 }
 
-fn before(now: WallTime, at: WallTime, span: Duration) -> bool {
-    at.0.saturating_sub(now.0) < i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+/// Whether the second time is less than a span after the first one.
+fn within(from: WallTime, to: WallTime, span: Duration) -> bool {
+    to.0.saturating_sub(from.0) < i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Names as links, not endless.
@@ -86,7 +88,7 @@ fn quorum(seen: &Seen, status: &StatusView) -> Option<Finding> {
     };
     if status.stale || reachable < needed {
         let what = html! { "no quorum: " (reachable) " of " (voters) " managers answer, " (needed) " are needed, and nothing can change" (missing) };
-        let lost = html! { (back) ". If a majority is lost for good, recover by force" };
+        let lost = html! { (back) ". If a majority is lost for good: " (code(&["musterd", "--force-new-cluster"])) ", see recovery.md" };
         return Some(Finding::new(Grade::Bad, "quorum", what).alert("MusterNoLeader").since(status.as_of).then(lost));
     }
     if status.raft.leader.is_none() {
@@ -125,7 +127,7 @@ fn trouble(status: &StatusView) -> Option<Finding> {
         ),
         "admission_closed" => (None, code(&["muster", "recovery", "open"])),
         "disk_failed" => (None, html! { "make its data directory writable; it tries again by itself" }),
-        _ => (None, html! { "its log says more" }),
+        _ => (None, html! { "see its log: " (code(&["journalctl", "-u", "musterd"])) }),
     };
     let what = html! { (node_link(status.this.name.as_str())) ": " (text(trouble)) };
     Some(Finding { alert, ..Finding::new(Grade::Bad, "trouble", what).then(then) })
@@ -142,12 +144,14 @@ fn advice(reason: WaitReason) -> Markup {
         WaitReason::RaftDataMissing | WaitReason::RaftDataDamaged => {
             html! { "it gets the state from the leader by itself; look at its disk" }
         }
-        WaitReason::DuplicateIdentity => html! { "stop the copy" },
+        WaitReason::DuplicateIdentity => {
+            html! { "stop the process that was started from a copy of its data directory" }
+        }
         WaitReason::Drained => html! { (code(&["muster", "node", "undrain"])) " once it is back" },
         WaitReason::ReportedNameDiffers => {
             html! { (code(&["muster", "node", "rename"])) ", or correct its " (code(&["--name"])) }
         }
-        _ => html! { "it goes on by itself" },
+        _ => html! { "no action needed: Muster retries" },
     }
 }
 
@@ -157,7 +161,7 @@ fn pending(seen: &Seen, status: &StatusView) -> Vec<Finding> {
             (node_link(it.name.as_str())) " is to become " (word(it.wants)) ": " (plain(it.reason)) ", " (text(&it.message))
             @if let Some(retry) = it.retry_at { ", next try " (time(retry)) }
         };
-        let long = it.reason != WaitReason::WaitingForNode && !before(it.since, seen.now, PENDING_LONG);
+        let long = it.reason != WaitReason::WaitingForNode && !within(it.since, seen.now, PENDING_LONG);
         let found =
             Finding::new(Grade::Warn, format!("pending/{}", it.node), what).since(it.since).then(advice(it.reason));
         if long { found.alert("MusterRoleChangePending") } else { found }
@@ -189,7 +193,7 @@ fn declared(status: &StatusView) -> Vec<Finding> {
 fn duplicates(status: &StatusView) -> Vec<Finding> {
     let of = |it: &muster_messages::DuplicateView| {
         let what = html! { "two processes use the identity of " (node_link(it.name.as_str())) };
-        let then = html! { "stop the wrong one; " (code(&["muster", "cert", "rotate", it.name.as_str(), "--revoke"])) " if a stranger has it" };
+        let then = html! { "stop the wrong one; " (code(&["muster", "cert", "rotate", it.name.as_str(), "--revoke"])) " if an attacker has its key" };
         Finding::new(Grade::Bad, it.node.as_str(), what).alert("MusterDuplicateIdentity").since(it.since).then(then)
     };
     status.duplicates.iter().map(of).collect()
@@ -208,8 +212,8 @@ fn nodes(seen: &Seen, status: &StatusView) -> Vec<Finding> {
     }
     for node in all() {
         for condition in &node.conditions {
-            let told = status.pending.iter().any(|it| it.node == node.id && it.reason == condition.reason);
-            if told || condition.reason == WaitReason::DuplicateIdentity {
+            let shown_as_pending = status.pending.iter().any(|it| it.node == node.id && it.reason == condition.reason);
+            if shown_as_pending || condition.reason == WaitReason::DuplicateIdentity {
                 continue;
             }
             let cannot = matches!(condition.reason, WaitReason::SnapshotNotTaken | WaitReason::StateDiverged);
@@ -243,14 +247,19 @@ fn behind(seen: &Seen) -> Vec<Finding> {
 fn certificates(seen: &Seen) -> Vec<Finding> {
     let all = || seen.certificates().into_iter().flatten();
     let left = |until: WallTime| until.0.saturating_sub(seen.now.0);
-    // The newest certificate has at least a fifth of a lifetime left.
+    // For managers that do not report the lifetime: the newest certificate has at least a fifth of it left.
     let longest = all().filter_map(|it| it.not_after).map(left).max().unwrap_or(0);
-    let late = (longest / 100 * 15).max(i64::try_from(CERTIFICATE_LATE.as_millis()).unwrap_or(i64::MAX));
+    let lifetime = |it: &NodeCertificateView| {
+        let reported = it.lifetime_secs.and_then(|secs| i64::try_from(secs).ok()?.checked_mul(1_000));
+        reported.unwrap_or(longest)
+    };
+    let shortest_late = i64::try_from(CERTIFICATE_LATE.as_millis()).unwrap_or(i64::MAX);
+    let late = |it: &NodeCertificateView| (lifetime(it) / 100 * 15).max(shortest_late);
     let mut found: Vec<(WallTime, Finding)> = Vec::new();
     for it in all() {
         let Some(until) = it.not_after else { continue };
         let failed = it.state == CertificateState::Failed;
-        if !failed && left(until) > late {
+        if !failed && left(until) > late(it) {
             continue;
         }
         let name = it.name.as_ref().map_or_else(|| it.node.to_string(), ToString::to_string);
@@ -278,7 +287,7 @@ fn roots(seen: &Seen, status: &StatusView) -> Option<Finding> {
     let active =
         seen.roots().into_iter().flat_map(|roots| &roots.items).find(|root| root.state == AuthorityState::Active);
     let of_roots =
-        active.map(|root| (root.id, root.not_after)).filter(|(_, until)| before(seen.now, *until, ROOT_SOON));
+        active.map(|root| (root.id, root.not_after)).filter(|(_, until)| within(seen.now, *until, ROOT_SOON));
     let (root, until) = of_roots.or_else(|| status.root_expires.as_ref().map(|root| (root.root, root.not_after)))?;
     let grade = if status.root_expires.is_some() { Grade::Bad } else { Grade::Warn };
     let what = html! { "root " (text(&root.to_string())) ", which signs every certificate, expires " (time(until)) };
@@ -336,7 +345,7 @@ fn reconcilers(seen: &Seen) -> Vec<Finding> {
     found
 }
 
-/// As far as this dashboard has looked on.
+/// Of the last 15 minutes at most, while this dashboard ran.
 fn terms(seen: &Seen) -> Option<Finding> {
     let terms: Vec<u64> = seen.points.iter().filter_map(|point| point.term).collect();
     let changes = terms.windows(2).filter(|pair| pair[0] != pair[1]).count();

@@ -97,9 +97,14 @@ fn lost_quorum_names_who_is_missing_and_what_to_do() {
     let lost = seen(vec![(Topic::Status, Answer::Status(read(status(1, &["n2", "n3"], true))))]);
     let document = render(&lost, "");
     let found = document.part("findings");
-    for said in
-        ["no quorum", ">n2</a>", ">n3</a>", "systemctl status musterd", "alert=MusterNoLeader", "recover by force"]
-    {
+    for said in [
+        "no quorum",
+        ">n2</a>",
+        ">n3</a>",
+        "systemctl status musterd",
+        "alert=MusterNoLeader",
+        "musterd --force-new-cluster",
+    ] {
         assert!(found.contains(said), "{said}: {found}");
     }
     assert!(document.part("summary").contains("Not known now: the Raft members, the nodes"));
@@ -114,7 +119,7 @@ fn lost_quorum_names_who_is_missing_and_what_to_do() {
 type Check = (&'static str, &'static str, fn(&mut Value), &'static [&'static str]);
 
 /// Each condition that this page can tell: the answer it is in, the alert, a change, and what is said.
-const CHECKS: [Check; 24] = [
+const CHECKS: [Check; 25] = [
     ("status", "MusterNoLeader", |v| v["raft"]["leader"] = Value::Null, &["no manager leads"]),
     (
         "status",
@@ -183,6 +188,16 @@ const CHECKS: [Check; 24] = [
         "MusterCertificateExpires",
         |v| v.as_array_mut().unwrap().push(certificate("n2", "2024-01-05T00:00:00.000Z", "issued")),
         &["n2", "is not renewed; it expires"],
+    ),
+    // The only one: a day is left of 90.
+    (
+        "certificates",
+        "MusterCertificateExpires",
+        |v| {
+            v[0]["not_after"] = "2024-01-02T00:00:00.000Z".into();
+            v[0]["lifetime_secs"] = (90 * 24 * 3600).into();
+        },
+        &["is not renewed; it expires"],
     ),
     ("certificates", "MusterCertificateExpires", |v| v[0]["state"] = "failed".into(), &["could not be renewed"]),
     (
@@ -265,6 +280,21 @@ fn each_condition_is_found_with_its_alert_and_a_way_out() {
         }
         let linked = found.contains("/health?alert=");
         assert!(if alert.is_empty() { !linked } else { found.contains(&format!(">{alert}</a>")) }, "{alert}: {found}");
+    }
+}
+
+/// Beside one that has 60 days left, and whose lifetime is not reported.
+#[test]
+fn each_certificate_is_late_by_its_own_lifetime() {
+    for (hours, is_late) in [(10, false), (3, true)] {
+        let found = findings(&seen(answers(|name, value| {
+            if name == "certificates" {
+                let mut of_a_day = certificate("n2", &format!("2024-01-01T{hours:02}:00:00.000Z"), "issued");
+                of_a_day["lifetime_secs"] = 86_400.into();
+                value.as_array_mut().unwrap().push(of_a_day);
+            }
+        })));
+        assert_eq!(found.contains("is not renewed"), is_late, "{hours} h: {found}");
     }
 }
 
