@@ -36,7 +36,7 @@ impl AutopilotRequests<'_> {
             AutopilotRequest::Withdraw { generation } => {
                 let current = self.generation();
                 self.expect(*generation, current)?;
-                self.change("declaration withdrawn", AutopilotStep::Withdraw).await
+                self.change("declaration withdrawn", AutopilotStep::Withdraw { generation: *generation }).await
             }
             AutopilotRequest::Pause { why } => {
                 self.declared("there is nothing to pause")?;

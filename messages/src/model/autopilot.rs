@@ -218,8 +218,9 @@ pub enum AutopilotStep {
     /// An operator's declaration. Refused unless its generation is the policy's (0: there is none), plus what
     /// [`AutopilotPolicy::fault`] says.
     Declare(Box<AutopilotPolicy>),
-    /// Withdraws it, with what is remembered of requests. None: no change.
-    Withdraw,
+    /// Withdraws it, with what is remembered of requests and its pause. There is none: no change. Refused as `Stale` if it is of another
+    /// generation than this.
+    Withdraw { generation: Option<Generation> },
     Pause {
         why: String,
         gave_up: bool,

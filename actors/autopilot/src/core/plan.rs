@@ -142,8 +142,16 @@ impl Planner<'_> {
         let dead = self.facts.voters.iter().find(|voter| self.is_dead(voter) && !voter.leaves)?;
         let missing = self.declared().saturating_sub(voters);
         let surplus = voters.saturating_sub(self.declared());
-        if self.placed() + surplus <= missing {
-            let message = format!("{} is down, and no worker can take its place{}", dead.name, self.exclusions());
+        let placed = self.placed();
+        if placed + surplus <= missing {
+            let message = match placed {
+                0 => format!("{} is down, and no worker can take its place{}", dead.name, self.exclusions()),
+                _ => format!(
+                    "{} is down, and {missing} more managers are declared than there are: the {placed} that can be promoted come first{}",
+                    dead.name,
+                    self.exclusions()
+                ),
+            };
             return Some(self.with_node(AutopilotReason::NoCandidate, dead.node, message));
         }
         if let Some(held_back) = self.rate_of_replacements(dead) {
@@ -239,7 +247,8 @@ impl Planner<'_> {
             return Some(held_back);
         }
         let answering = self.facts.answering();
-        if answering < majority(voters + 1) {
+        // There is no other way from one manager to another.
+        if voters > 1 && answering < majority(voters + 1) {
             let message = format!("with one more, {} must answer and {answering} do", majority(voters + 1));
             return Some(self.with_node(AutopilotReason::QuorumAtRisk, drained.node, message));
         }
@@ -339,8 +348,9 @@ impl Planner<'_> {
         }
         let Some(Seen::Down(since)) = voter.seen.filter(|_| !voter.answers) else { return None };
         let dead_at = since + self.policy.replace_after();
-        // Without an end it is to be replaced, or was drained without a declaration: only its own silence counts.
-        let back_at = voter.drain.and_then(|drain| drain.until).map(|until| self.moment(until));
+        // One that is to be replaced, or was drained without an end, is not awaited: only its own silence counts.
+        let awaited_until = voter.drain.filter(|drain| !drain.replace).and_then(|drain| drain.until);
+        let back_at = awaited_until.map(|until| self.moment(until));
         Some(back_at.map_or(dead_at, |back_at| dead_at.max(back_at + self.policy.replace_after())))
     }
     /// A wall time as a moment of this leader's clock; one that is over: now.

@@ -160,6 +160,10 @@ fn dead_manager_stays_without_a_candidate() {
     // Two of five dead and one candidate: the other one stays.
     let four = facts(vec![voter(1), voter(2), voter(3), voter(6), dead(5)], Vec::new());
     assert_eq!(reason(&declared(policy(5)), &four), AutopilotReason::NoCandidate);
+    // The one candidate is needed for the fifth, and not to be had as a pair.
+    let three = facts(vec![voter(1), voter(2), dead(5)], vec![worker(7)]);
+    let Decision::Wait(waits) = decide(&declared(policy(5)), &three) else { panic!("it acts") };
+    assert!(waits.message.contains("the 1 that can be promoted come first"), "{}", waits.message);
 }
 
 /// A session that is down is not enough, nor a voter that is silent: both together, for long enough, as this leader has seen it.
@@ -351,7 +355,15 @@ fn drained_manager_is_awaited_or_relieved() {
     let late = facts(vec![voter(1), voter(2), dead(3)], vec![worker(4)]);
     assert_eq!(act(&autopilot, &late), (Demote, id(3)));
 
+    // One that is to be replaced is not awaited, whatever its time.
+    let gone = Voter { drain: Some(Maintenance { until: Some(until), replace: true }), ..dead(3) };
+    let unawaited = facts(vec![voter(1), voter(2), gone], vec![worker(4)]);
+    assert_eq!(act(&autopilot, &unawaited), (Demote, id(3)));
+
     let leaves = |n| Voter { drain: Some(Maintenance { until: None, replace: true }), ..voter(n) };
+    // The only manager, by way of two.
+    assert_eq!(act(&declared(policy(1)), &facts(vec![leaves(1)], vec![worker(4)])), (Promote, id(4)));
+    assert_eq!(act(&declared(policy(1)), &facts(vec![leaves(1), voter(4)], Vec::new())), (Demote, id(1)));
     let full = facts(vec![leaves(1), voter(2), voter(3)], vec![worker(4)]);
     assert_eq!(act(&autopilot, &full), (Promote, id(4)));
     let relieved = facts(vec![leaves(1), voter(2), voter(3), voter(4)], Vec::new());

@@ -21,7 +21,11 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
     }
     match step {
         AutopilotStep::Declare(policy) => declare(tables, stamp, policy),
-        AutopilotStep::Withdraw => {
+        AutopilotStep::Withdraw { generation: expected } => {
+            let current = tables.autopilot.policy.as_ref().map_or(Generation(0), |policy| policy.generation);
+            if expected.is_some_and(|expected| expected != current) {
+                return Err(stale(format!("the declaration is of generation {}", current.0)));
+            }
             if let Some(old) = tables.autopilot.policy.take() {
                 tables.autopilot.requested.clear();
                 let _ended = end(tables, None, AutopilotOutcome::Dropped, "the declaration was withdrawn");

@@ -60,7 +60,9 @@ fn declaration_is_one_record_with_a_generation() {
     assert_eq!(policy(&world).paused.as_ref().unwrap().why, "racks");
     world.must(command([step(AutopilotStep::Resume)]));
     assert!(policy(&world).paused.is_none());
-    world.must(command([step(AutopilotStep::Withdraw)]));
+    let withdraw = |generation| command([step(AutopilotStep::Withdraw { generation: Some(Generation(generation)) })]);
+    assert!(stale(&mut world, withdraw(1)).contains("of generation 2"), "decided by another declaration");
+    world.must(withdraw(2));
     assert!(world.tables.autopilot.policy.is_none());
 }
 
@@ -175,7 +177,7 @@ fn request_of_the_autopilot_needs_a_change_that_has_begun() {
     world.must(own(begin(&world, Promote, 4)));
     world.must(own(set(4, Role::Manager)));
     world.must(own(set(4, Role::Worker)));
-    world.must(command([step(AutopilotStep::Withdraw)]));
+    world.must(command([step(AutopilotStep::Withdraw { generation: None })]));
     assert!(stale(&mut world, own(set(4, Role::Manager))).contains("no number of managers is declared"));
 }
 
