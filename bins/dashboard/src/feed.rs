@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use muster_client::{Client, Failure, Outcome, Target, parse};
 use muster_kernel::Clock;
-use muster_messages::wire::{ActorsAsk, ActorsOf, AutopilotRequest, LeaseRef, LeaseRequest, ListOf, ReconcilerRequest, Request};
+use muster_messages::wire::{
+    ActorsAsk, ActorsOf, AutopilotRequest, LeaseRef, LeaseRequest, ListOf, ReconcilerRequest, Request,
+};
 use muster_messages::{
     ActorNode, AutolockView, AutopilotView, ErrorCode, EventView, EventsView, LeaseView, ListView, NodeActorsView,
     NodeCertificateView, NodeCounts, NodeErrorView, NodeId, NodeListView, NodeView, OfNodeView, RaftStatusView,

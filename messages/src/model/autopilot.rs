@@ -220,7 +220,9 @@ pub enum AutopilotStep {
     Declare(Box<AutopilotPolicy>),
     /// Withdraws it, with what is remembered of requests and its pause. There is none: no change. Refused as `Stale` if it is of another
     /// generation than this.
-    Withdraw { generation: Option<Generation> },
+    Withdraw {
+        generation: Option<Generation>,
+    },
     Pause {
         why: String,
         gave_up: bool,

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
 
 mod actor;
+mod drains;
 mod histories;
 mod scenarios;
 mod world;

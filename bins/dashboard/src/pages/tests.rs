@@ -239,9 +239,7 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
 /// Three are declared; n3 was replaced by n4, and the next step has this reason.
 fn autopilot(said: &str) -> Value {
     let at = "2024-01-01T00:00:00.000Z";
-    let change = |action: &str, node: &str, outcome: &str| {
-        json!({"at": at, "action": action, "node": node, "for": NODES[2], "outcome": outcome, "why": said})
-    };
+    let change = |action: &str, node: &str, outcome: &str| json!({"at": at, "action": action, "node": node, "for": NODES[2], "outcome": outcome, "why": said});
     json!({"policy": {"managers": 3, "eligible": {said: said}, "zone_label": said, "replace_after_ms": 600_000, "stabilize_ms": 30_000,
             "shrink": true, "paused": {"by": said, "at": at, "why": said, "gave_up": true}, "generation": 1},
         "healthy": false, "tolerance": 0, "optimistic_tolerance": 0, "voters": 3, "answering": 2, "zones": {said: 2},
@@ -266,9 +264,13 @@ fn managers_page_says_what_happens_next_and_why() {
     };
     let paused = of(autopilot("not_dead_yet"));
     let declared = paused.part("declared");
-    for said in
-        ["3 managers; one is replaced after 600s", "2 of 3 managers answer", "class=\"bad\"", "muster autopilot resume", "not before <time"]
-    {
+    for said in [
+        "3 managers; one is replaced after 600s",
+        "2 of 3 managers answer",
+        "class=\"bad\"",
+        "muster autopilot resume",
+        "not before <time",
+    ] {
         assert!(declared.contains(said), "{said}: {declared}");
     }
     let (managers, workers, changes) = (paused.part("managers"), paused.part("workers"), paused.part("changes"));
