@@ -60,7 +60,7 @@ impl Relay {
             }
             let mut last =
                 ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
-            let mut failed: Vec<String> = Vec::new();
+            let (mut failed, mut refused): (Vec<String>, Option<ErrorBody>) = (Vec::new(), None);
             let mut untried: VecDeque<String> = managers.iter().cloned().collect();
             let mut tried = BTreeSet::new();
             while let Some(addr) = untried.pop_front() {
@@ -71,7 +71,11 @@ impl Relay {
                     Ok(dialed) => dialed.stream,
                     Err(error) => {
                         last = dial_error(&error);
-                        failed.push(last.message.clone());
+                        // A manager that refuses this node was reached: what it says stays the answer if no other one does more.
+                        match error.refusal() {
+                            Some(_) => refused = Some(last.clone()),
+                            None => failed.push(last.message.clone()),
+                        }
                         continue;
                     }
                 };
@@ -92,7 +96,7 @@ impl Relay {
                     }
                 }
             }
-            Err(none_answers(last, &failed))
+            Err(refused.unwrap_or_else(|| none_answers(last, &failed)))
         };
         match tokio::time::timeout(asked.left(), attempt).await {
             Ok(result) => result,
