@@ -110,7 +110,7 @@ fn drain_ends_by_itself() {
     assert!(world.tables.autopilot.drains.is_empty() && world.requests.is_empty());
 }
 
-/// Whoever ends the drain a little early is not punished for it: the node counts as down from then on.
+/// An operator who ends the drain a little early is not punished for it: the node counts as down from then on.
 #[test]
 fn end_of_a_drain_replaces_no_manager_at_once() {
     let mut world = World::new(3, 2);

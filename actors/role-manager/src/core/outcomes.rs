@@ -20,8 +20,10 @@ impl RoleManager {
                 let changed = record.is_none_or(|record| record.revision >= applied);
                 self.backoff.wrote(node, changed, now.at + self.config.retry);
             }
-            let changed = matches!(&outgoing.sent, Sent::RoleRequest { command, .. } if !command.changes.is_empty());
             let Some(role_request) = self.role_requests.take_sent(step) else { continue };
+            // As a repeated request is told by the record of its outcome.
+            let unchanged = role_request.unchanged_digest();
+            let changed = matches!(&outgoing.sent, Sent::RoleRequest { command, .. } if command.digest != unchanged);
             match role_request.change {
                 RequestedChange::Role(_) => out.push(Effect::Answer(role_request.ask, Answer::Role(Ok(changed)))),
                 RequestedChange::Remove { .. } => self.role_requests.follow(&role_request, &self.config, out),

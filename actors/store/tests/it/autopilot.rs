@@ -170,7 +170,7 @@ fn request_of_the_autopilot_needs_a_change_that_has_begun() {
     world.must(own(begin(&world, Demote, 3)));
     assert!(stale(&mut world, own(set(2, Role::Worker))).contains("has begun no such change"), "of another node");
     assert!(stale(&mut world, own(set(3, Role::Manager))).contains("has begun no such change"), "another role");
-    // The role that it has already: it stays by this person's wish.
+    // The role that it has already: it stays because a person asked for it.
     world.must(command([set(3, Role::Manager)]));
     assert!(stale(&mut world, own(set(3, Role::Worker))).contains("an operator has requested"));
     world.must(own(end(1, AutopilotOutcome::Dropped)));
