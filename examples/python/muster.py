@@ -21,7 +21,7 @@ SILENCE_TIMEOUT = 15  # a stream has a comment every 5 s: its connection is lost
 
 
 def now():
-    """Seconds of a clock that nobody sets, and that counts while the machine sleeps: leases run out meanwhile."""
+    """Seconds of a clock that is never set, and that counts while the machine sleeps: leases run out meanwhile."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -60,7 +60,8 @@ class Lease:
                     threading.Thread(target=self._keep, args=[self._released], daemon=True).start()
                     return self.token
             if timeout is not None and now() - began >= timeout:
-                raise MusterError("timed_out", f"the lease {self.name} is held by {seen and seen['holder']}", retry=True)
+                holder = seen and seen["holder"]
+                raise MusterError("timed_out", f"the lease {self.name} is held by {holder}", retry=True)
             time.sleep(min(seen and seen["expires_in_ms"] or 200, 1000) / 1000)
 
     def renew(self):
