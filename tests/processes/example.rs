@@ -17,6 +17,12 @@ const WAIT_LIMIT: Duration = Duration::from_secs(240);
 const MIGRATION: &str = include_str!("../../docs/walks/migration.md");
 const TWO_APPLICATIONS: &str = include_str!("../../docs/walks/two-applications.md");
 const ON_CALL: &str = include_str!("../../docs/walks/on-call.md");
+const PYTHON: &str = include_str!("../../docs/python.md");
+/// What that document copies into its folder.
+const PYTHON_MODULES: [(&str, &str); 2] = [
+    ("muster.py", include_str!("../../examples/python/muster.py")),
+    ("muster_lease.py", include_str!("../../examples/python/muster_lease.py")),
+];
 
 /// A document's shell blocks, in order.
 fn shell_of(document: &str) -> String {
@@ -128,4 +134,36 @@ fn on_call_walk_runs_as_written() {
         let at = rest.find(line).unwrap_or_else(|| panic!("{line}\n{said}"));
         rest = &rest[at + line.len()..];
     }
+}
+
+#[test]
+#[ignore = "full tier"]
+fn python_walk_runs_as_written() {
+    let _permit = permit();
+    let folder = temporary_folder("walk").expect("a temporary folder");
+    for (name, text) in PYTHON_MODULES {
+        std::fs::write(folder.path().join(name), text).expect("the folder is writable");
+    }
+    let (exit, said) = run(&shell_of(PYTHON), folder.path());
+    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
+    // The output that the text promises, in its order.
+    let mut rest = said.as_str();
+    for line in [
+        "n4 is a voter",
+        "no node \"n9\"",
+        "a retry is useless",
+        "exit 1",
+        "user before",
+        "user after",
+        "user meanwhile",
+        "exit 7",
+        "one holds the lease",
+        "one stops: the lease job is over, or may be soon",
+        "two holds the lease",
+        "tokens only grow",
+    ] {
+        let at = rest.find(line).unwrap_or_else(|| panic!("{line}\n{said}"));
+        rest = &rest[at + line.len()..];
+    }
+    assert_eq!(said.matches("user certificate signed").count(), 3, "no event is lost or doubled\n{said}");
 }
