@@ -1,6 +1,6 @@
 //! How steps end: proposals, dial-backs, offers of leadership.
 
-use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, WaitReason};
+use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, Guard, WaitReason};
 
 use super::membership_requests::Probe;
 use super::plan::Wait;
@@ -21,11 +21,13 @@ impl RoleManager {
                 self.backoff.wrote(node, changed, now.at + self.config.retry);
             }
             let Some(role_request) = self.role_requests.take_sent(step) else { continue };
-            // As a repeated request is told by the record of its outcome.
-            let unchanged = role_request.unchanged_digest();
-            let changed = matches!(&outgoing.sent, Sent::RoleRequest { command, .. } if command.digest != unchanged);
             match role_request.change {
-                RequestedChange::Role(_) => out.push(Effect::Answer(role_request.ask, Answer::Role(Ok(changed)))),
+                RequestedChange::Role(role) => {
+                    // Written on condition that the node is to hold the role already.
+                    let unchanged = Guard::DesiredRole { node, role };
+                    let changed = matches!(&outgoing.sent, Sent::RoleRequest { command, .. } if !command.guards.contains(&unchanged));
+                    out.push(Effect::Answer(role_request.ask, Answer::Role(Ok(changed))));
+                }
                 RequestedChange::Remove { .. } => self.role_requests.follow(&role_request, &self.config, out),
             }
         }

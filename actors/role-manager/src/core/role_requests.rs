@@ -47,7 +47,7 @@ impl RoleRequest {
     /// The digest of a request for a role that the node is to hold already. It differs from [`RoleRequest::digest`], so that the outcome
     /// on record tells whether the request changed anything, as its first answer did. The replica of the moment decides which of the two
     /// is proposed: two proposals of one request may differ, and then the second is decided again (`end_proposal`).
-    pub(super) fn unchanged_digest(&self) -> Option<u64> {
+    fn unchanged_digest(&self) -> Option<u64> {
         match self.change {
             RequestedChange::Remove { .. } => None,
             RequestedChange::Role(role) => Some(self.role_digest(b"role unchanged", role)),
