@@ -3,6 +3,7 @@
 use muster_messages::{Liveness, Role};
 use serde_json::Value;
 
+use crate::api::http;
 use crate::harness::{EndedMuster, World, eventually, eventually_so};
 
 /// Managers 1 to 3 and two workers, declared to be three.
@@ -82,10 +83,21 @@ fn declared_number_is_explained_paused_and_withdrawn() {
     eventually_so("it says why nothing happens", || {
         muster(&["autopilot", "state"]).ended(0).stdout.contains("no_pair")
     });
-    assert!(muster(&["cluster", "set", "managers=5", "--generation", "7"]).ended(8).stderr.contains("generation 1"));
+    for preview in [&[][..], &["--dry-run"]] {
+        let args = [&["cluster", "set", "managers=5", "--generation", "7"], preview].concat();
+        assert!(muster(&args).ended(8).stderr.contains("generation 1"));
+    }
+    assert!(muster(&["autopilot", "state"]).ended(0).stdout.contains("(generation 1)"));
     muster(&["node", "update", "n2", "--manager", "never"]).ended(0);
+    let unused = muster(&["node", "update", "n2", "--manager", "allow", "--generation", "1"]).ended(2).stderr;
+    assert!(unused.contains("--generation is that of the labels"), "{unused}");
     let explained = muster(&["autopilot", "explain", "n2"]).ended(0).stdout;
     assert!(explained.contains("never") && !explained.contains("n1"), "{explained}");
+    let manager = muster(&["autopilot", "explain", "n1"]).ended(0).stdout;
+    assert!(manager.contains("n1") && !manager.contains("no workers"), "{manager}");
+    assert!(muster(&["autopilot", "explain", "n9"]).ended(4).stderr.contains("no node"));
+    let target = "/v1/autopilot?dry_run=true";
+    assert_eq!(http(&world.socket("n1"), "DELETE", target, "", "").status, 400, "it would not be a preview");
     let paused = muster(&["autopilot", "pause", "--why", "moving racks"]).ended(0).stdout;
     assert!(paused.contains("(paused)"), "{paused}");
     assert!(muster(&["autopilot", "state"]).ended(0).stdout.contains("moving racks"));

@@ -28,8 +28,9 @@ impl AutopilotRequests<'_> {
     pub async fn lead(&self, node: Option<NodeId>) -> Result<String, ErrorBody> {
         match self.request {
             AutopilotRequest::State => to_text(&self.state(None).await?),
-            AutopilotRequest::Preview { settings } => {
-                let (policy, _) = self.settled(settings)?;
+            AutopilotRequest::Preview { settings, generation } => {
+                let (policy, current) = self.settled(settings)?;
+                self.expect(*generation, current)?;
                 to_text(&self.state(Some(policy)).await?)
             }
             AutopilotRequest::Set { settings, generation } => self.set(settings, *generation).await,
@@ -104,10 +105,12 @@ impl AutopilotRequests<'_> {
         if expected.is_none_or(|expected| expected == current) {
             return Ok(());
         }
-        let text = format!(
-            "the declaration is of generation {}: look at `muster autopilot state` and decide again",
-            current.0
-        );
+        let text = match current {
+            Generation(0) => "no number of managers is declared".to_owned(),
+            Generation(n) => {
+                format!("the declaration is of generation {n}: look at `muster autopilot state` and decide again")
+            }
+        };
         Err(ErrorBody::new(ErrorCode::Conflict, text).with_details(&json!({"generation": current.0})))
     }
     fn declared(&self, so: &str) -> Result<(), ErrorBody> {
@@ -129,8 +132,8 @@ impl AutopilotRequests<'_> {
             ErrorBody::invalid("nothing is declared yet: say how many managers, for example `managers=3`")
         })?;
         // In an experiment (`[debug] crash = true`) managers may be replaced within seconds.
-        let outside_bounds = || policy.outside_bounds().filter(|_| !self.work.service.ports.crash_allowed);
-        if let Some(fault) = policy.fault().or_else(outside_bounds) {
+        let experiment = self.work.service.ports.crash_allowed;
+        if let Some(fault) = policy.fault().or_else(|| policy.outside_bounds(experiment)) {
             return Err(ErrorBody::invalid(fault));
         }
         let zone = policy.zone_label.as_ref().map(|label| (label.clone(), String::new()));

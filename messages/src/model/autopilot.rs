@@ -81,9 +81,11 @@ impl AutopilotPolicy {
         Some(format!("{} managers: {why}; declare 1, 3, 5 or 7", self.managers))
     }
     /// What is unwise about it. Checked where it is requested only: a cluster that was declared otherwise, in a test, is still valid.
-    pub fn outside_bounds(&self) -> Option<String> {
+    /// `experiment`: times may be as short as they like.
+    pub fn outside_bounds(&self, experiment: bool) -> Option<String> {
         let within = |what: &str, ms: u64, (least, most): (Duration, Duration)| {
             let is = Duration::from_millis(ms);
+            let least = if experiment { Duration::ZERO } else { least };
             (is < least || is > most).then(|| {
                 format!("{what} is {} s: it must be from {} to {} s", is.as_secs_f64(), least.as_secs(), most.as_secs())
             })
@@ -194,6 +196,8 @@ pub struct Autopilot {
     pub requested: OrdMap<NodeId, Role>,
     /// Oldest first; at most [`AUTOPILOT_HISTORY`].
     pub changes: Vector<Arc<AutopilotChange>>,
+    /// Of the declaration that was withdrawn last: the next one continues behind it, so that a generation stands for one declaration.
+    pub withdrawn: Generation,
     /// Of the last change.
     pub last_number: u64,
     /// Of the last change when an operator resumed it after it had paused itself: it and earlier ones do not pause it again.

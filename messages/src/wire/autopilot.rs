@@ -13,8 +13,8 @@ use super::NodeRef;
 pub enum AutopilotRequest {
     /// What is declared, what the leader sees, and what it does next. Read: repeat freely.
     State,
-    /// The same as if these settings were in force. Read: repeat freely.
-    Preview { settings: AutopilotSettings },
+    /// The same as if these settings were in force. `generation`: as for `Set`. Read: repeat freely.
+    Preview { settings: AutopilotSettings, generation: Option<Generation> },
     /// Declares a number of managers, or changes a declaration. `generation`: only if the declaration has it (`conflict`). Write: by
     /// request id, see [`Request`](super::Request). Repeated under another id: no change.
     Set { settings: AutopilotSettings, generation: Option<Generation> },

@@ -89,7 +89,8 @@ fn lease(request: LeaseRequest, who: &'static [&'static str]) -> Vec<Row> {
 
 fn autopilot() -> Vec<Row> {
     use AutopilotRequest as A;
-    let reads = [A::State, A::Preview { settings: Default::default() }].map(|request| (request, READERS));
+    let reads =
+        [A::State, A::Preview { settings: Default::default(), generation: None }].map(|request| (request, READERS));
     let changes = [
         A::Set { settings: Default::default(), generation: None },
         A::Withdraw { generation: None },

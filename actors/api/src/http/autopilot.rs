@@ -35,6 +35,12 @@ struct Change {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Withdraw {
+    generation: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Pause {
     #[serde(default)]
     why: String,
@@ -77,14 +83,16 @@ async fn set(peer: Extension<Peer>, Query(q): Query<Change>, bytes: Bytes) -> Re
         Err(response) => return *response,
     };
     let settings = AutopilotSettings { managers, eligible, zone_label, replace_after_ms, stabilize_ms, shrink };
+    let generation = q.generation.map(Generation);
     let request = match q.dry_run {
-        true => AutopilotRequest::Preview { settings },
-        false => AutopilotRequest::Set { settings, generation: q.generation.map(Generation) },
+        true => AutopilotRequest::Preview { settings, generation },
+        false => AutopilotRequest::Set { settings, generation },
     };
     change(peer, request).await
 }
 
-async fn withdraw(peer: Extension<Peer>, Query(q): Query<Change>) -> Response {
+/// Nothing can be previewed: no role changes.
+async fn withdraw(peer: Extension<Peer>, Query(q): Query<Withdraw>) -> Response {
     change(peer, AutopilotRequest::Withdraw { generation: q.generation.map(Generation) }).await
 }
 

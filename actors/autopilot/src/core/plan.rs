@@ -110,7 +110,7 @@ impl Planner<'_> {
     fn before_any_step(&self) -> Option<Decision> {
         let Self { policy, facts, .. } = *self;
         if let Some(pause) = policy.paused.as_ref().filter(|_| !is_injected(BugInjection::ActWhilePaused)) {
-            return Some(wait(AutopilotReason::Paused, format!("paused by {}: {}", pause.by, pause.why)));
+            return Some(wait(AutopilotReason::Paused, format!("{} has paused it: {}", pause.by, pause.why)));
         }
         if !facts.known {
             return Some(wait(AutopilotReason::Settling, "this leader does not know yet which managers answer"));
@@ -124,7 +124,11 @@ impl Planner<'_> {
             return None;
         }
         if let Some(change) = self.autopilot.outstanding() {
-            return Some(self.busy(change.node, format!("{} of {}", verb(change.action), self.name(change.node))));
+            let what = format!("{} of {}", verb(change.action), self.name(change.node));
+            let Decision::Wait(busy) = self.busy(change.node, what) else { return None };
+            // A promotion is taken back then.
+            let not_before = (change.action == AutopilotAction::Promote).then(|| self.due_at(change));
+            return Some(Decision::Wait(Wait { not_before, ..busy }));
         }
         let unsettled = facts.unsettled.first()?;
         Some(self.busy(unsettled.node, format!("{} is becoming a {}", unsettled.name, unsettled.to)))
@@ -143,16 +147,15 @@ impl Planner<'_> {
         let missing = self.declared().saturating_sub(voters);
         let surplus = voters.saturating_sub(self.declared());
         let placed = self.placed();
-        if placed + surplus <= missing {
-            let message = match placed {
-                0 => format!("{} is down, and no worker can take its place{}", dead.name, self.exclusions()),
-                _ => format!(
-                    "{} is down, and {missing} more managers are declared than there are: the {placed} that can be promoted come first{}",
-                    dead.name,
-                    self.exclusions()
-                ),
-            };
+        if placed + surplus == 0 {
+            let message = format!("{} is down, and no worker can take its place{}", dead.name, self.exclusions());
             return Some(self.with_node(AutopilotReason::NoCandidate, dead.node, message));
+        }
+        // Every candidate is needed for the managers that are missing anyway: they come first, where they can.
+        if placed + surplus <= missing
+            && let Some(grows @ Decision::Act(_)) = self.grow()
+        {
+            return Some(grows);
         }
         if let Some(held_back) = self.rate_of_replacements(dead) {
             return Some(held_back);
@@ -323,6 +326,13 @@ impl Planner<'_> {
             let (node, not_before) = (Some(voter.node), Some(dead_at));
             return Decision::Wait(Wait { reason: AutopilotReason::NotDeadYet, node, not_before, message });
         }
+        if let Some(silent) = self.facts.voters.iter().find(|voter| !voter.answers) {
+            let message = format!(
+                "{} does not answer; the time after which it is replaced begins when its session ends",
+                silent.name
+            );
+            return self.with_node(AutopilotReason::NotDeadYet, silent.node, message);
+        }
         wait(AutopilotReason::Content, format!("{voters} managers, as declared"))
     }
 
@@ -336,7 +346,8 @@ impl Planner<'_> {
     fn name(&self, node: NodeId) -> String {
         let voter = self.facts.voters.iter().find(|voter| voter.node == node).map(|voter| voter.name.clone());
         let worker = || self.facts.workers.iter().find(|worker| worker.node == node).map(|worker| worker.name.clone());
-        voter.or_else(worker).unwrap_or_else(|| node.to_string())
+        let unsettled = || self.facts.unsettled.iter().find(|other| other.node == node).map(|other| other.name.clone());
+        voter.or_else(worker).or_else(unsettled).unwrap_or_else(|| node.to_string())
     }
     fn with_node(&self, reason: AutopilotReason, node: NodeId, message: String) -> Decision {
         Decision::Wait(Wait { reason, node: Some(node), not_before: None, message })

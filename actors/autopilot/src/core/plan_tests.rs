@@ -160,10 +160,14 @@ fn dead_manager_stays_without_a_candidate() {
     // Two of five dead and one candidate: the other one stays.
     let four = facts(vec![voter(1), voter(2), voter(3), voter(6), dead(5)], Vec::new());
     assert_eq!(reason(&declared(policy(5)), &four), AutopilotReason::NoCandidate);
-    // The one candidate is needed for the fifth, and not to be had as a pair.
-    let three = facts(vec![voter(1), voter(2), dead(5)], vec![worker(7)]);
-    let Decision::Wait(waits) = decide(&declared(policy(5)), &three) else { panic!("it acts") };
-    assert!(waits.message.contains("the 1 that can be promoted come first"), "{}", waits.message);
+    // Fewer managers than declared and too few candidates for all of them: those that are there do not stay idle.
+    let managers = |n: u8| (1..n).map(voter).chain([dead(n)]).collect::<Vec<_>>();
+    let workers = |n: u8| (10..10 + n).map(worker).collect::<Vec<_>>();
+    for (voters, candidates, number) in [(3, 1, 5), (3, 2, 5), (5, 1, 7)] {
+        let few = facts(managers(voters), workers(candidates));
+        assert_eq!(act(&declared(policy(number)), &few), (Demote, id(voters)), "{voters} of {number}");
+    }
+    assert_eq!(act(&declared(policy(5)), &facts(managers(4), workers(1))), (Promote, id(10)), "four become five first");
 }
 
 /// A session that is down is not enough, nor a voter that is silent: both together, for long enough, as this leader has seen it.
@@ -179,13 +183,12 @@ fn manager_is_dead_only_when_down_and_silent_for_long_enough() {
         reason(&autopilot, &facts(vec![voter(1), voter(2), answers], vec![worker(4)])),
         AutopilotReason::Content
     );
-    let silent = Voter { answers: false, ..voter(3) };
-    assert_eq!(reason(&autopilot, &facts(vec![voter(1), voter(2), silent], vec![worker(4)])), AutopilotReason::Content);
-    let unknown = Voter { answers: false, seen: None, ..voter(3) };
-    assert_eq!(
-        reason(&autopilot, &facts(vec![voter(1), voter(2), unknown], vec![worker(4)])),
-        AutopilotReason::Content
-    );
+    // Silent, and its session is up, or this leader has not seen it: no time is counted, and it is not well either.
+    for seen in [voter(3).seen, None] {
+        let silent = facts(vec![voter(1), voter(2), Voter { answers: false, seen, ..voter(3) }], vec![worker(4)]);
+        let Decision::Wait(waits) = decide(&autopilot, &silent) else { panic!("it acts") };
+        assert_eq!((waits.reason, waits.not_before), (AutopilotReason::NotDeadYet, None));
+    }
 }
 
 /// It leaves without the autopilot, as soon as the role manager can remove it.

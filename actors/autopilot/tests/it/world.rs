@@ -345,7 +345,14 @@ impl World {
         let mut effects = Vec::new();
         self.core.step(self.now.at, input, &mut effects);
         self.effects.extend(effects);
+        let mut carried_out = 0;
         while let Some(effect) = (!self.effects.is_empty()).then(|| self.effects.remove(0)) {
+            carried_out += 1;
+            assert!(
+                carried_out < 1_000,
+                "it never rests: {:?}",
+                self.tables.autopilot.changes.iter().rev().take(3).collect::<Vec<_>>()
+            );
             match effect {
                 Effect::Propose { at, step } => {
                     assert_eq!(at, self.now.wall, "one clock");

@@ -28,6 +28,7 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
             }
             if let Some(old) = tables.autopilot.policy.take() {
                 tables.autopilot.requested.clear();
+                tables.autopilot.withdrawn = old.generation;
                 let _ended = end(tables, None, AutopilotOutcome::Dropped, "the declaration was withdrawn");
                 stamp.log(tables, EventKind::Cluster, None, Some(declared(&old)), None);
             }
@@ -102,8 +103,8 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
         AutopilotStep::Drain { node: id, until, replace } => {
             not_leaving(node(tables, *id)?)?;
             let drain = Drain { by: stamp.by.clone(), at: stamp.wall, until: *until, replace: *replace };
-            let text = if *replace { "drained, to be replaced as manager" } else { "drained" };
-            stamp.log(tables, EventKind::Node, Some(*id), None, Some(text.to_owned()));
+            let (before, after) = (tables.autopilot.drains.get(id).map(|old| drained(old)), drained(&drain));
+            stamp.log(tables, EventKind::Node, Some(*id), before, Some(after));
             tables.autopilot.drains.insert(*id, Arc::new(drain));
             Ok(())
         }
@@ -112,8 +113,8 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
             if drain.is_some_and(|drain| ends.is_some() && drain.until != *ends) {
                 return Ok(());
             }
-            if tables.autopilot.drains.remove(id).is_some() {
-                stamp.log(tables, EventKind::Node, Some(*id), Some("drained".to_owned()), None);
+            if let Some(old) = tables.autopilot.drains.remove(id) {
+                stamp.log(tables, EventKind::Node, Some(*id), Some(drained(&old)), None);
             }
             Ok(())
         }
@@ -137,6 +138,7 @@ fn declare(tables: &mut Tables, stamp: &Stamp<'_>, policy: &AutopilotPolicy) -> 
     if old.as_deref().is_some_and(same) {
         return Ok(());
     }
+    let generation = generation.max(tables.autopilot.withdrawn);
     let new = AutopilotPolicy { paused, generation: generation.next(), revision: stamp.at, ..policy.clone() };
     let (before, after) = (old.as_deref().map(declared), Some(declared(&new)));
     tables.autopilot.policy = Some(Arc::new(new));
@@ -145,8 +147,22 @@ fn declare(tables: &mut Tables, stamp: &Stamp<'_>, policy: &AutopilotPolicy) -> 
 }
 
 fn declared(policy: &AutopilotPolicy) -> String {
-    let shrink = if policy.shrink { ", surplus ones are demoted" } else { "" };
-    format!("{} managers declared, replaced after {} s{shrink}", policy.managers, policy.replace_after_ms / 1000)
+    let AutopilotPolicy { managers, eligible, zone_label, replace_after_ms, stabilize_ms, shrink, .. } = policy;
+    let mut text =
+        format!("managers={managers} replace-after={replace_after_ms}ms stabilize={stabilize_ms}ms shrink={shrink}");
+    if let Some(label) = zone_label {
+        text += &format!(" zone-label={label}");
+    }
+    if !eligible.is_empty() {
+        let labels: Vec<String> = eligible.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        text += &format!(" eligible={}", labels.join(","));
+    }
+    bounded(&text)
+}
+
+fn drained(drain: &Drain) -> String {
+    let replaced = if drain.replace { ", to be replaced as manager" } else { "" };
+    drain.until.map_or_else(|| format!("drained{replaced}"), |until| format!("drained until {until}{replaced}"))
 }
 
 /// Without a policy: no change.

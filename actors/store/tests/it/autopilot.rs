@@ -64,6 +64,22 @@ fn declaration_is_one_record_with_a_generation() {
     assert!(stale(&mut world, withdraw(1)).contains("of generation 2"), "decided by another declaration");
     world.must(withdraw(2));
     assert!(world.tables.autopilot.policy.is_none());
+    world.must(command([declare(3, 0)]));
+    assert_eq!(policy(&world).generation, Generation(3), "a generation stands for one declaration");
+}
+
+/// Who may hold the root key is in the events.
+#[test]
+fn declaration_is_in_the_events_with_every_setting() {
+    let mut world = world();
+    let eligible = [("disk".to_owned(), "ssd".to_owned())].into();
+    let policy = AutopilotPolicy { eligible, zone_label: Some("rack".to_owned()), ..AutopilotPolicy::new(3) };
+    world.must(command([step(AutopilotStep::Declare(Box::new(policy)))]));
+    let said = world.tables.events.iter().filter_map(|event| event.after.clone()).next_back().unwrap();
+    assert_eq!(
+        said,
+        "managers=3 replace-after=600000ms stabilize=30000ms shrink=false zone-label=rack eligible=disk=ssd"
+    );
 }
 
 #[test]
@@ -219,8 +235,11 @@ fn drain_is_recorded_until_it_ends() {
     world.must(own(step(AutopilotStep::Undrain { node: id(2), ends: None })));
     world.must(own(step(AutopilotStep::Undrain { node: id(2), ends: None })));
     assert!(world.tables.autopilot.drains.is_empty());
-    let texts = world.tables.events.iter().filter(|event| event.after.as_deref() == Some("drained")).count();
-    assert_eq!(texts, 1);
+    let text = format!("drained until {}", until.unwrap());
+    let of = |text: &Option<String>, expected: &str| text.as_deref() == Some(expected);
+    let events = || world.tables.events.iter();
+    assert_eq!(events().filter(|event| of(&event.after, &text)).count(), 1);
+    assert_eq!(events().filter(|event| of(&event.before, &text)).count(), 1);
 }
 
 /// Its time was over when the autopilot decided, and it was drained again before that was applied.

@@ -2,7 +2,7 @@
 
 use muster_client::{Failure, Outcome};
 use muster_messages::wire::{AutopilotRequest, Request};
-use muster_messages::{AutopilotChangedView, AutopilotView, ErrorCode, Generation};
+use muster_messages::{AutopilotChangedView, AutopilotView, ErrorCode, Generation, NodeView};
 
 use super::Context;
 use crate::cli::args::{AutopilotCommand, ClusterCommand, Declared, SetArgs};
@@ -22,17 +22,23 @@ async fn set(ctx: &mut Context, args: SetArgs) -> Outcome<u8> {
         }
         Declared::Off => AutopilotRequest::Withdraw { generation },
         Declared::Settings(settings) if args.dry_run => {
-            let request = Request::Autopilot(AutopilotRequest::Preview { settings });
+            let request = Request::Autopilot(AutopilotRequest::Preview { settings, generation });
             return ctx.show_named(request, next, render::autopilot_preview).await;
         }
         Declared::Settings(settings) => AutopilotRequest::Set { settings, generation },
     };
-    changed(ctx, request).await
+    let table = |view: &AutopilotChangedView, names: &render::Names| {
+        render::autopilot_changed(view, names) + render::warning(view)
+    };
+    ctx.show_named(Request::Autopilot(request), is_changed, table).await
 }
 
 async fn changed(ctx: &mut Context, request: AutopilotRequest) -> Outcome<u8> {
-    let brief = |view: &AutopilotChangedView| view.changed.to_string();
-    ctx.show(Request::Autopilot(request), brief, render::autopilot_changed).await
+    ctx.show_named(Request::Autopilot(request), is_changed, render::autopilot_changed).await
+}
+
+fn is_changed(view: &AutopilotChangedView) -> String {
+    view.changed.to_string()
 }
 
 fn next(view: &AutopilotView) -> String {
@@ -51,8 +57,22 @@ pub async fn autopilot(ctx: &mut Context, command: AutopilotCommand) -> Outcome<
             let table = |view: &AutopilotView| render::autopilot(view, &names);
             ctx.show_or_watch("autopilot", watch, ask, next, (table, |_| None)).await
         }
-        AutopilotCommand::Explain { node } => {
-            ctx.show_named(state(), next, |view, names| render::autopilot_explained(view, names, node.as_deref())).await
+        AutopilotCommand::Explain { node: None } => ctx.show_named(state(), next, render::autopilot_explained).await,
+        AutopilotCommand::Explain { node: Some(node) } => {
+            // Resolved as by other commands.
+            let node: NodeView = ctx.client.ask(Request::NodeInspect { node, fresh: false }).await?;
+            let mut view: AutopilotView = ctx.client.ask(state()).await?;
+            view.managers.retain(|manager| manager.node == node.id);
+            view.candidates.retain(|worker| worker.node == node.id);
+            let names = ctx.names().await;
+            let text = serde_json::to_string(&view)
+                .map_err(|error| Failure::internal(format!("the answer cannot be written: {error}")))?;
+            ctx.out.document(
+                &text,
+                || render::standing(&view),
+                || render::autopilot_explained_of(&view, &names, node.name.as_str()),
+            );
+            Ok(0)
         }
         AutopilotCommand::Pause { why } => changed(ctx, AutopilotRequest::Pause { why }).await,
         AutopilotCommand::Resume => changed(ctx, AutopilotRequest::Resume).await,

@@ -73,17 +73,26 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
             ctx.show(Request::Autopilot(request), |_| String::new(), |view| render::drained(&node, view)).await
         }
         NodeCommand::Update { node, label_add, label_rm, generation, manager } => {
-            if let Some(preference) = manager {
-                let request = AutopilotRequest::Prefer { node: node.clone(), preference };
+            let prefer = manager.map(|preference| {
                 let sentence = format!("{}: manager {}", printable(&node), word(preference));
-                if label_add.is_empty() && label_rm.is_empty() {
-                    return ctx.done(Request::Autopilot(request), &sentence).await;
-                }
-                ctx.client.call(Request::Autopilot(request)).await?;
+                (Request::Autopilot(AutopilotRequest::Prefer { node: node.clone(), preference }), sentence)
+            });
+            let is_labelled = !label_add.is_empty() || !label_rm.is_empty() || prefer.is_none();
+            if is_labelled {
+                let add: BTreeMap<String, String> = label_add.into_iter().collect();
+                let generation = generation.map(Generation);
+                let request = Request::NodeUpdate { node, add, remove: label_rm, generation };
+                // First: it is refused if the node is of another generation.
+                ctx.show(request, |_| String::new(), render::node).await?;
+            } else if generation.is_some() {
+                let text = "--generation is that of the labels: a preference as manager has none";
+                return Err(Failure::new(ErrorCode::Invalid, text));
             }
-            let add: BTreeMap<String, String> = label_add.into_iter().collect();
-            let request = Request::NodeUpdate { node, add, remove: label_rm, generation: generation.map(Generation) };
-            ctx.show(request, |_| String::new(), render::node).await
+            match prefer {
+                Some((request, sentence)) if !is_labelled => ctx.done(request, &sentence).await,
+                Some((request, _)) => ctx.client.call(request).await.map(|_| 0),
+                None => Ok(0),
+            }
         }
     }
 }

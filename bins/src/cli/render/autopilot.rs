@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use muster_messages::{
-    AutopilotCandidateView, AutopilotChangeView, AutopilotChangedView, AutopilotManagerView, AutopilotNextView,
-    AutopilotPolicyView, AutopilotView, DrainedView, NodeId, word,
+    AutopilotCandidateView, AutopilotChangeView, AutopilotChangedView, AutopilotNextView, AutopilotPolicyView,
+    AutopilotView, DrainedView, NodeId, word,
 };
 
 use super::{Names, list, when};
@@ -18,14 +18,16 @@ fn name(names: &Names, node: NodeId) -> String {
 fn span(ms: u64) -> String {
     let secs = ms / 1000;
     match secs {
-        0..120 => format_duration(Duration::from_millis(ms)),
+        _ if !ms.is_multiple_of(1000) => format_duration(Duration::from_millis(ms)),
+        0..120 => format!("{secs} s"),
         120..7200 => format!("{} min", secs / 60),
         _ => format!("{} h", secs / 3600),
     }
 }
 
 fn declared(policy: &AutopilotPolicyView) -> String {
-    let mut text = format!("{} managers, replaced after {}", policy.managers, span(policy.replace_after_ms));
+    let plural = if policy.managers == 1 { "" } else { "s" };
+    let mut text = format!("{} manager{plural}, replaced after {}", policy.managers, span(policy.replace_after_ms));
     if let Some(label) = &policy.zone_label {
         text += &format!(", spread by {}", printable(label));
     }
@@ -44,7 +46,9 @@ pub fn autopilot(view: &AutopilotView, names: &Names) -> String {
     let mut table = Table::bare();
     let none =
         "nothing: roles are changed by operators only; `muster cluster set managers=3` declares a number".to_owned();
-    table.row(["declared".to_owned(), view.policy.as_ref().map_or(none, declared)]);
+    let with_generation =
+        |policy: &AutopilotPolicyView| format!("{} (generation {})", declared(policy), policy.generation.0);
+    table.row(["declared".to_owned(), view.policy.as_ref().map_or(none, with_generation)]);
     if let Some(pause) = view.policy.as_ref().and_then(|policy| policy.paused.as_ref()) {
         table
             .row(["paused".to_owned(), format!("since {} by {}: {}", when(pause.at), pause.by, printable(&pause.why))]);
@@ -98,19 +102,42 @@ fn next(next: &AutopilotNextView, names: &Names) -> String {
 }
 
 /// `muster autopilot explain`.
-pub fn autopilot_explained(view: &AutopilotView, names: &Names, of: Option<&str>) -> String {
-    let chosen = |node: NodeId| {
-        of.is_none_or(|of| node.as_str().starts_with(of) || names.get(&node).is_some_and(|name| name.as_str() == of))
-    };
-    let managers: Vec<AutopilotManagerView> = view.managers.iter().filter(|m| chosen(m.node)).cloned().collect();
-    let workers: Vec<AutopilotCandidateView> = view.candidates.iter().filter(|c| chosen(c.node)).cloned().collect();
-    if managers.is_empty() && workers.is_empty() {
-        return "no such node\n".to_owned();
+pub fn autopilot_explained(view: &AutopilotView, names: &Names) -> String {
+    let mut text = managers(view);
+    if view.policy.is_some() {
+        text += &workers(view);
+        text += "\n";
     }
+    text + &format!("next  {}\n", next(&view.next, names))
+}
+
+/// `muster autopilot explain NODE`: of a view with this node alone.
+pub fn autopilot_explained_of(view: &AutopilotView, names: &Names, node: &str) -> String {
+    let text = match (view.managers.is_empty(), view.candidates.is_empty()) {
+        (false, _) => managers(view),
+        (true, false) => format!("{}\n", workers(view)),
+        (true, true) if view.policy.is_none() => format!("{} is no manager\n\n", printable(node)),
+        (true, true) => format!("a change of the role of {} is under way\n\n", printable(node)),
+    };
+    text + &format!("next  {}\n", next(&view.next, names))
+}
+
+/// `muster autopilot explain NODE -q`.
+pub fn standing(view: &AutopilotView) -> String {
+    match (view.managers.first(), view.candidates.first()) {
+        (Some(manager), _) if manager.answers => "manager".to_owned(),
+        (Some(_), _) => "silent".to_owned(),
+        (None, Some(AutopilotCandidateView { rank: Some(rank), .. })) => rank.to_string(),
+        (None, Some(worker)) => or_dash(worker.excluded.as_ref()),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+fn managers(view: &AutopilotView) -> String {
     let mut text = String::new();
-    if !managers.is_empty() {
+    if !view.managers.is_empty() {
         text += &list(
-            &managers,
+            &view.managers,
             &["MANAGER", "ZONE", "ANSWERS", "DOWN SINCE", "DRAINED"],
             &[
                 |m| m.name.to_string(),
@@ -120,7 +147,11 @@ pub fn autopilot_explained(view: &AutopilotView, names: &Names, of: Option<&str>
                 |m| {
                     m.drain.as_ref().map_or_else(
                         || "-".to_owned(),
-                        |drain| drain.until.map_or_else(|| "yes".to_owned(), |until| format!("until {}", when(until))),
+                        |drain| match (drain.replace, drain.until) {
+                            (true, _) => "to be replaced".to_owned(),
+                            (false, None) => "yes".to_owned(),
+                            (false, Some(until)) => format!("until {}", when(until)),
+                        },
                     )
                 },
             ],
@@ -128,8 +159,12 @@ pub fn autopilot_explained(view: &AutopilotView, names: &Names, of: Option<&str>
         );
         text += "\n";
     }
-    text += &list(
-        &workers,
+    text
+}
+
+fn workers(view: &AutopilotView) -> String {
+    list(
+        &view.candidates,
         &["WORKER", "ZONE", "MANAGER", "RANK", "NOT PROMOTED BECAUSE"],
         &[
             |c| c.name.to_string(),
@@ -139,8 +174,7 @@ pub fn autopilot_explained(view: &AutopilotView, names: &Names, of: Option<&str>
             |c| or_dash(c.excluded.as_ref().map(ToString::to_string)),
         ],
         "no workers\n",
-    );
-    text + &format!("\nnext  {}\n", next(&view.next, names))
+    )
 }
 
 /// `muster node drain` and `undrain`.
@@ -149,7 +183,10 @@ pub fn drained(node: &str, view: &DrainedView) -> String {
     let Some(drain) = &view.drain else { return format!("{node} is not drained\n") };
     let until =
         drain.until.map_or_else(|| "until `muster node undrain`".to_owned(), |until| format!("until {}", when(until)));
-    let replaced = if drain.replace { "; another node takes its place as manager first" } else { "" };
+    let replaced = match drain.replace {
+        true => "; as a manager it is demoted, once another node has its place or if there are more than declared",
+        false => "",
+    };
     format!("{node} is drained {until}{replaced}\n")
 }
 
@@ -160,7 +197,7 @@ pub fn autopilot_preview(view: &AutopilotView, names: &Names) -> String {
 }
 
 /// `muster cluster set`, `muster autopilot pause` and `resume`.
-pub fn autopilot_changed(view: &AutopilotChangedView) -> String {
+pub fn autopilot_changed(view: &AutopilotChangedView, names: &Names) -> String {
     let mut text = match &view.policy {
         None => "nothing is declared: roles are changed by operators only\n".to_owned(),
         Some(policy) => {
@@ -169,10 +206,17 @@ pub fn autopilot_changed(view: &AutopilotChangedView) -> String {
         }
     };
     if let Some(following) = &view.next {
-        text += &format!("next  {}\n", next(following, &Names::new()));
-    }
-    if view.policy.as_ref().is_some_and(|policy| policy.eligible.is_empty()) && view.changed {
-        text += "every worker may become manager, and each manager has the cluster's root key: `eligible=` limits it\n";
+        text += &format!("next  {}\n", next(following, names));
     }
     text
+}
+
+/// What a declaration means for the root key.
+pub fn warning(view: &AutopilotChangedView) -> &'static str {
+    match &view.policy {
+        Some(policy) if policy.eligible.is_empty() && view.changed => {
+            "every worker may become manager, and each manager has the cluster's root key: `eligible=` limits it\n"
+        }
+        _ => "",
+    }
 }
