@@ -228,14 +228,15 @@ fn records_of_a_node_are_deleted_with_it() {
 #[test]
 fn drain_is_recorded_until_it_ends() {
     let mut world = world();
-    let until = Some(WallTime(T0.0 + HOUR));
+    let end = WallTime(T0.0 + HOUR);
+    let until = Some(end);
     world.must(command([step(AutopilotStep::Drain { node: id(2), until, replace: false })]));
     let drain = world.tables.autopilot.drains.get(&id(2)).unwrap().clone();
     assert_eq!((&drain.by, drain.until, drain.replace), (&Principal::Operator, until, false));
     world.must(own(step(AutopilotStep::Undrain { node: id(2), ends: None })));
     world.must(own(step(AutopilotStep::Undrain { node: id(2), ends: None })));
     assert!(world.tables.autopilot.drains.is_empty());
-    let text = format!("drained until {}", until.unwrap());
+    let text = format!("drained until {end}");
     let of = |text: &Option<String>, expected: &str| text.as_deref() == Some(expected);
     let events = || world.tables.events.iter();
     assert_eq!(events().filter(|event| of(&event.after, &text)).count(), 1);
