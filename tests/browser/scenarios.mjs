@@ -25,6 +25,7 @@ const PAGES = [
   ["gates", "/gates", "#gates-rows a"],
   ["events", "/events", "#events-rows a"],
   ["certificates", "/certificates", "#certificates-rows a"],
+  ["managers", "/managers", "#declared .command"],
 ];
 const LONG = 60_000; // a deadline that only a broken build reaches
 

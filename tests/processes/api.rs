@@ -148,6 +148,22 @@ fn calls(at: &str) -> Vec<Call> {
         ("DELETE", "/v1/leases/{namespace}/{name}", own("/v1/leases/default/l-{at}?force=true"), none.clone()),
         ("DELETE", "/v1/users/{name}", own("/v1/users/u-{at}"), none.clone()),
         ("DELETE", "/v1/tokens/{id}", "/v1/tokens/TOKEN".to_owned(), none.clone()),
+        // A policy that is paused at once: nothing of this test may change a role.
+        ("PUT", "/v1/autopilot", "/v1/autopilot?dry_run=true".to_owned(), json!({"managers": 3})),
+        same("PUT", "/v1/autopilot", &json!({"managers": 1, "eligible": {"none": "such"}})),
+        same("POST", "/v1/autopilot/pause", &json!({"why": "a test"})),
+        same("GET", "/v1/autopilot", &none),
+        same("GET", "/v1/status", &none),
+        same("POST", "/v1/autopilot/resume", &none),
+        ("POST", "/v1/nodes/{node}/drain", "/v1/nodes/n3/drain".to_owned(), json!({"for_ms": 60_000})),
+        ("POST", "/v1/nodes/{node}/undrain", "/v1/nodes/n3/undrain".to_owned(), none.clone()),
+        (
+            "POST",
+            "/v1/nodes/{node}/manager-preference",
+            "/v1/nodes/n3/manager-preference".to_owned(),
+            json!({"preference": "never"}),
+        ),
+        same("DELETE", "/v1/autopilot", &none),
         same("POST", "/v1/autolock/on", &none),
         same("GET", "/v1/autolock/key", &none),
         same("POST", "/v1/autolock/rotate", &none),
@@ -187,7 +203,8 @@ fn described_operations(described: &Value) -> BTreeSet<(String, String)> {
 
 /// Schemas that a healthy cluster of four nodes may not answer with. A test of `muster-api` checks views of each of them, except that of
 /// what `muster reconciler apply` sends.
-const RARE: [&str; 24] = [
+const RARE: [&str; 25] = [
+    "AutopilotChange",
     "Blocker",
     "Condition",
     "Definition",

@@ -138,7 +138,7 @@ fn tour_completes_and_leaves_nothing() {
     let (_permit, folder) = permit_and_folder();
     let tour = EndedMuster::new(folder.path(), &["dev", "tour", "-o", "json"]).ended(0).json();
     let steps = tour["steps"].as_array().expect("steps").clone();
-    assert_eq!(steps.len(), 12, "{tour}");
+    assert_eq!(steps.len(), 14, "{tour}");
     assert!(steps.iter().all(|step| step["ok"] == true && step["ms"].is_u64()), "{tour}");
     assert!(!folder.path().join(".muster").exists(), "it uses its own folder");
 }

@@ -6,6 +6,7 @@ mod api;
 mod audit;
 mod autolock;
 mod autolock_kills;
+mod autopilot;
 mod by_hand;
 mod chaos;
 mod commands;

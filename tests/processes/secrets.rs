@@ -148,6 +148,7 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::NodeList { .. }
         | Request::NodeInspect { .. }
         | Request::NodeWatch { .. }
+        | Request::Autopilot(_)
         | Request::NodeMayStop { .. }
         | Request::SetRole { .. }
         | Request::NodeRemove { .. }

@@ -7,6 +7,7 @@
 
 mod actors;
 mod autolock;
+mod autopilot;
 mod bodies;
 mod credentials;
 pub mod definition;
@@ -156,6 +157,7 @@ pub(crate) fn routes() -> Router {
         .merge(leases::routes())
         .merge(reconcilers::routes())
         .merge(autolock::routes())
+        .merge(autopilot::routes())
         .merge(roots::routes())
         .merge(workloads::routes())
         .merge(metrics::routes())

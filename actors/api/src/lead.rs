@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_kernel::Clock;
 use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, UserRights};
-use muster_messages::wire::{ListOf, Request};
+use muster_messages::wire::{AutopilotRequest, ListOf, Request};
 use muster_messages::{
     CertificateRotationView, CertificateState, Change, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, Generation,
     Guard, IDENTITY_LEVEL, LeaderView, Name, NodeId, NodeRecord, NodeRemovedView, NodeRenamedView, Replica, Revision,
@@ -15,6 +15,7 @@ use muster_messages::{
 use serde_json::json;
 
 use crate::autolock::AutolockRequests;
+use crate::autopilot::AutopilotRequests;
 use crate::core::{check_lifetime, check_removed_labels, resolve, resolve_for_irreversible};
 use crate::kube::ObjectWrite;
 use crate::leases::LeaseRequests;
@@ -46,6 +47,15 @@ impl<'a> Lead<'a> {
             Request::NodeMayStop { node } => {
                 let node = self.node(node).await?;
                 to_text(&MayStop { work, node: &node }.answer().await?)
+            }
+            Request::Autopilot(request) => {
+                let node = match request {
+                    AutopilotRequest::Prefer { node, .. }
+                    | AutopilotRequest::Drain { node, .. }
+                    | AutopilotRequest::Undrain { node } => Some(self.node(node).await?.id),
+                    _ => None,
+                };
+                AutopilotRequests { work, request }.lead(node).await
             }
             Request::CertRotate { node } => to_text(&self.rotate(node).await?),
             Request::CertRevoke { node } => to_text(&self.revoke(node).await?),

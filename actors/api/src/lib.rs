@@ -10,6 +10,7 @@ mod access;
 mod actors;
 mod audit;
 mod autolock;
+mod autopilot;
 mod backup;
 pub mod core;
 mod http;

@@ -10,8 +10,8 @@ use muster_audit::AuditLog;
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree};
 use muster_messages::protocol::{
-    CertAuthorityMsg, DispatcherMsg, ElectionsMsg, PeerAnswer, RaftMemberMsg, RoleManagerMsg, RootRotationMsg,
-    SessionsMsg,
+    AutopilotMsg, CertAuthorityMsg, DispatcherMsg, ElectionsMsg, PeerAnswer, RaftMemberMsg, RoleManagerMsg,
+    RootRotationMsg, SessionsMsg,
 };
 use muster_messages::wire::{PeerCall, RunLogAsk, RunLogPart};
 use muster_messages::{
@@ -208,6 +208,7 @@ pub struct LeaderPorts {
     pub roles: Recipient<RoleManagerMsg>,
     pub authority: Recipient<CertAuthorityMsg>,
     pub rotation: Recipient<RootRotationMsg>,
+    pub autopilot: Recipient<AutopilotMsg>,
     pub dispatcher: Recipient<DispatcherMsg>,
     pub elections: Recipient<ElectionsMsg>,
     /// What is pending, as the role manager last published it.

@@ -35,6 +35,7 @@ pub fn runtime(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMembe
         roles: unreachable_actor(),
         authority: unreachable_actor(),
         rotation: unreachable_actor(),
+        autopilot: unreachable_actor(),
         dispatcher: unreachable_actor(),
         elections: unreachable_actor(),
         view: watch::channel(Arc::new(RoleView::default())).1,

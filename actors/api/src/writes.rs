@@ -3,7 +3,8 @@
 
 use muster_messages::wire::{PeerCall, Request};
 use muster_messages::{
-    CommandRefusal, ErrorBody, ErrorCode, ErrorMark, IDENTITY_LEVEL, LeaderView, NodeId, Tables, in_short,
+    AUTOPILOT_LEVEL, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, IDENTITY_LEVEL, LeaderView, NodeId, Tables,
+    in_short,
 };
 
 use crate::core::{Kind, kind_of, resolve};
@@ -134,9 +135,18 @@ fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), Erro
         | Request::WorkloadShow { .. }
         | Request::WorkloadSet { .. }
         | Request::WorkloadRemove { .. } => IDENTITY_LEVEL,
+        Request::Autopilot(_) => AUTOPILOT_LEVEL,
         _ => 0,
     };
-    if level < needs { Err(CommandRefusal::FeatureLevel { needs, level }.into()) } else { Ok(()) }
+    if level >= needs {
+        return Ok(());
+    }
+    // A manager that has just started has no state, and knows no level.
+    if tables.cluster.is_none() {
+        let text = "this manager has not received the cluster's state yet; retry, or ask another manager";
+        return Err(ErrorBody::new(ErrorCode::Unreachable, text).marked(ErrorMark::NotSent));
+    }
+    Err(CommandRefusal::FeatureLevel { needs, level }.into())
 }
 
 /// A transfer is the one request that ends the leadership of the leader it was sent to, and asking the next leader
@@ -191,6 +201,7 @@ fn check_command(request: &Request) -> String {
         | Request::RootIssued { .. } => "`muster ca status`".to_owned(),
         Request::AutolockOn | Request::AutolockOff | Request::AutolockRotate => "`muster autolock status`".to_owned(),
         Request::WorkloadSet { .. } | Request::WorkloadRemove { .. } => "`muster workload ls`".to_owned(),
+        Request::Autopilot(_) => "`muster autopilot state`".to_owned(),
         Request::Lease(_) => "`muster lease ls`".to_owned(),
         Request::TransferLeader { .. } => "`muster raft status`".to_owned(),
         Request::Reconciler(_) => "`muster reconciler ls`".to_owned(),

@@ -254,4 +254,7 @@ fn newer_definitions_are_refused_below_their_level() {
         assert!(refusal.code == ErrorCode::GateClosed && refusal.message.contains("it rises once"), "{refusal:?}");
         assert_eq!(check(&at(DEFINITIONS_LEVEL), &apply(newer)), Ok(()));
     }
+    // A manager that has just started knows no level: another one may answer.
+    let unknown = check(&muster_messages::Tables::default(), &apply(&chain)).unwrap_err();
+    assert_eq!(unknown.code, ErrorCode::Unreachable);
 }

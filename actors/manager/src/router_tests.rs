@@ -82,6 +82,7 @@ impl World {
                 roles: roles.recipient(),
                 authority: authority.recipient(),
                 rotation: no_such_actor(),
+                autopilot: no_such_actor(),
                 dispatcher: no_such_actor(),
                 elections: no_such_actor(),
                 view: watch::channel(Arc::new(RoleView::default())).1,

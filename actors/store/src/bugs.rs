@@ -46,6 +46,10 @@ pub enum BugInjection {
     RaiseWithoutCheck,
     /// Former unlock keys are deleted with the next one (breaks SEAL-9).
     DeleteFormerKeys,
+    /// A change of the autopilot begins while another one has not ended (breaks AUTO-4).
+    BeginTwice,
+    /// A role that a person requested is not remembered (breaks AUTO-6).
+    ForgetPersons,
 }
 
 thread_local! {

@@ -24,6 +24,7 @@ use crate::injected;
 
 mod authorities;
 mod autolock;
+mod autopilot;
 mod certificates;
 mod cluster;
 mod feature_level;
@@ -36,6 +37,7 @@ pub use self::authorities::{
     forgettable_at, last_certificate_expires_at, may_be_revoked, may_be_revoked_by, root_changed_at, voters_without,
 };
 pub(crate) use self::autolock::{may_be_sealed, renew as renew_unlock_key};
+pub(crate) use self::autopilot::pause_after_recovery;
 pub(crate) use self::certificates::allow_unrecorded;
 pub use self::nodes::renamed_at;
 pub(crate) use self::reconcilers::operators::REPAIRED;
@@ -141,6 +143,7 @@ pub(crate) fn make(
         Change::Authority(change) => authorities::make(tables, stamp, change),
         Change::Autolock(change) => autolock::make(tables, stamp, change),
         Change::Workload(change) => workloads::make(tables, stamp, change),
+        Change::Autopilot(step) => autopilot::make(tables, stamp, step),
     }
 }
 

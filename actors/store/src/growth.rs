@@ -78,7 +78,9 @@ fn of(tables: &Tables, change: &Change) -> Growth {
         | Change::CertificateSeen { .. }
         | Change::PinUser { .. }
         | Change::Authority(_)
-        | Change::Autolock(_) => Growth::None,
+        | Change::Autolock(_)
+        // At most one policy, 16 changes, and two words for each node.
+        | Change::Autopilot(_) => Growth::None,
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod authorities;
 mod autolock;
+mod autopilot;
 mod gates;
 
 use std::collections::BTreeMap;
@@ -71,6 +72,9 @@ pub const SPIFFE_6: &str = "SPIFFE-6";
 /// Only the key for which an authority above was asked becomes a root of that authority.
 pub const UP_2: &str = "UP-2";
 
+/// At most one change of the autopilot has begun and not ended.
+pub const AUTO_4: &str = "AUTO-4";
+
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is broken: {detail}")]
@@ -91,6 +95,7 @@ pub fn check(tables: &Tables) -> CheckResult {
     gates::check(tables)?;
     authorities::check(tables)?;
     autolock::check(tables)?;
+    autopilot::check(tables)?;
     workloads(tables)?;
     bounds(tables)
 }

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::apply::Stamp;
 use crate::bugs::BugInjection;
-use crate::changes::{allow_unrecorded, create, renew_unlock_key};
+use crate::changes::{allow_unrecorded, create, pause_after_recovery, renew_unlock_key};
 use crate::injected;
 use crate::limits::Limits;
 
@@ -133,6 +133,7 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
         tables.authorities.generation = revision;
     }
     renew_unlock_key(tables, &stamp);
+    pause_after_recovery(tables, &stamp);
     let workers = tables.nodes.len() - 1 - lost.len();
     Ok(Consequences {
         node: recovery.node,

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet, Vector};
 use muster_messages::wire::{WIRE_VERSION, WireError, decode_stored, encode_stored};
 use muster_messages::{
-    AccessToken, Authorities, Autolock, Blocked, ClusterRecord, DEFINITIONS_LEVEL, Definition, Event, GuardMode,
-    GuardScope, IDENTITY_LEVEL, Member, Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome,
-    RECONCILERS_LEVEL, RaftId, ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId, Requests,
-    Revision, Tables, Token, TokenRights, User, UserPin, Workloads,
+    AccessToken, Authorities, Autolock, Autopilot, Blocked, ClusterRecord, DEFINITIONS_LEVEL, Definition, Event,
+    GuardMode, GuardScope, IDENTITY_LEVEL, Member, Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey,
+    Outcome, RECONCILERS_LEVEL, RaftId, ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId,
+    Requests, Revision, Tables, Token, TokenRights, User, UserPin, Workloads,
 };
 use serde::{Deserialize, Serialize};
 
@@ -134,7 +134,7 @@ impl From<TablesV1> for Tables {
         }, reconcilers: Reconcilers::default(), requests: Requests::default(), frequent_events: Vector::new(),
             token_rights: OrdMap::new(), reported: OrdMap::new(), certificates: OrdMap::new(),
             user_pins: OrdMap::new(), routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
-            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default())
+            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default(), autopilot: Autopilot::default())
     }
 }
 
@@ -155,7 +155,7 @@ impl From<TablesV2> for Tables {
         }, requests: Requests::default(), frequent_events: Vector::new(), token_rights: OrdMap::new(),
             reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new(),
             routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
-            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default())
+            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default(), autopilot: Autopilot::default())
     }
 }
 
@@ -176,7 +176,7 @@ impl From<TablesV3> for Tables {
             access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
             token_rights, certificates, user_pins, routine_events
         }, authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
-            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default())
+            runs: ReconcilerRuns::default(), records: ReconcilerRecords::default(), autopilot: Autopilot::default())
     }
 }
 
@@ -254,7 +254,9 @@ fn is_version_three(tables: &Tables) -> bool {
 /// Version 6 only with records of level 5, or with a definition that a build of a lower level reads as damage.
 fn is_version_six(tables: &Tables) -> bool {
     let is_newer = |definition: &Arc<Definition>| definition.needs_level() >= DEFINITIONS_LEVEL;
-    tables.records != ReconcilerRecords::default() || tables.reconcilers.definitions.values().any(is_newer)
+    tables.records != ReconcilerRecords::default()
+        || tables.autopilot != Autopilot::default()
+        || tables.reconcilers.definitions.values().any(is_newer)
 }
 
 /// Decodes what [`encode`] wrote, in this and in earlier releases.

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use muster_client::{Client, Failure, Outcome, Target, parse};
 use muster_kernel::Clock;
-use muster_messages::wire::{ActorsAsk, ActorsOf, LeaseRef, LeaseRequest, ListOf, ReconcilerRequest, Request};
+use muster_messages::wire::{
+    ActorsAsk, ActorsOf, AutopilotRequest, LeaseRef, LeaseRequest, ListOf, ReconcilerRequest, Request,
+};
 use muster_messages::{
-    ActorNode, AutolockView, ErrorCode, EventView, EventsView, LeaseView, ListView, NodeActorsView,
+    ActorNode, AutolockView, AutopilotView, ErrorCode, EventView, EventsView, LeaseView, ListView, NodeActorsView,
     NodeCertificateView, NodeCounts, NodeErrorView, NodeId, NodeListView, NodeView, OfNodeView, RaftStatusView,
     ReconcilerStatusView, ReconcilerView, Revision, RootsView, StatusView, TokenView, UserView, WallTime,
 };
@@ -40,6 +42,7 @@ pub enum Topic {
     Tokens,
     Roots,
     Autolock,
+    Autopilot,
     /// The trees of the managers, voters and learners.
     ManagerActors,
 }
@@ -62,6 +65,7 @@ pub enum Answer {
     Tokens(Vec<TokenView>),
     Roots(RootsView),
     Autolock(AutolockView),
+    Autopilot(Box<AutopilotView>),
     ManagerActors(Vec<NodeActorsView>),
 }
 
@@ -80,6 +84,7 @@ impl Answer {
             Answer::Certificates(certificates) => certificates.len(),
             Answer::Users(users) => users.len(),
             Answer::Tokens(tokens) => tokens.len(),
+            Answer::Autopilot(view) => view.candidates.len(),
             // A manager has a session for each node that is connected to it.
             Answer::ManagerActors(trees) => trees.iter().filter_map(|of| of.root.as_ref()).map(actors_in).sum(),
             _ => 0,
@@ -157,7 +162,9 @@ impl Topic {
             Topic::Status | Topic::Raft | Topic::Nodes | Topic::Node(_) | Topic::Actors(_) | Topic::Actor(..) => {
                 Duration::from_secs(1)
             }
-            Topic::Leases | Topic::Lease(..) | Topic::Reconcilers | Topic::Reconciler(_) => Duration::from_secs(2),
+            Topic::Leases | Topic::Lease(..) | Topic::Reconcilers | Topic::Reconciler(_) | Topic::Autopilot => {
+                Duration::from_secs(2)
+            }
             Topic::Events => Duration::from_millis(250), // its answers are waited for
             Topic::Certificates
             | Topic::Users
@@ -212,6 +219,9 @@ impl Topic {
             Topic::Users => Answer::Users(parse::<ListView<_>>(&client.list(ListOf::Users, false).await?)?.items),
             Topic::Tokens => Answer::Tokens(parse::<ListView<_>>(&client.list(ListOf::Tokens, false).await?)?.items),
             Topic::Roots => Answer::Roots(client.ask(Request::RootList).await?),
+            Topic::Autopilot => {
+                Answer::Autopilot(Box::new(client.ask(Request::Autopilot(AutopilotRequest::State)).await?))
+            }
             Topic::Autolock => Answer::Autolock(client.ask(Request::AutolockStatus).await?),
             Topic::ManagerActors => Answer::ManagerActors(manager_actors(client).await?),
         })

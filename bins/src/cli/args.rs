@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use muster_messages::{CrashHow, Name, Role};
+use muster_messages::{CrashHow, ManagerPreference, Name, Role};
 
 use super::duration::{parse_duration, parse_lifetime};
 
 mod autolock;
+mod autopilot;
 mod bench;
 mod ca;
 mod dashboard;
@@ -18,6 +19,7 @@ mod reconciler;
 mod workload;
 
 pub use self::autolock::{AutolockCommand, SealWait, UNLOCK_HELP, UnlockArgs};
+pub use self::autopilot::{AutopilotCommand, ClusterCommand, Declared, DrainArgs, SetArgs};
 pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
 pub use self::ca::{CaCommand, RootArg, RotateArgs};
 pub use self::dashboard::DashboardArgs;
@@ -87,6 +89,12 @@ pub enum Command {
     /// Manage nodes and their roles
     #[command(subcommand)]
     Node(NodeCommand),
+    /// Declare how many managers there are to be
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Show what keeps the declared number of managers, and pause it
+    #[command(subcommand)]
+    Autopilot(AutopilotCommand),
     /// Manage join tokens
     #[command(subcommand)]
     Token(TokenCommand),
@@ -215,7 +223,14 @@ pub enum NodeCommand {
         /// 1 to 63 of [a-z0-9._-], not a prefix of another node's id
         name: Name,
     },
-    /// Change a node's labels
+    /// Announce that a node will go away: it gives up leadership, and is neither promoted nor replaced before its time is over
+    Drain(DrainArgs),
+    /// Announce that a node is back
+    Undrain {
+        /// Id, unique prefix of an id, or unique name
+        node: String,
+    },
+    /// Change a node's labels, and whether it may become manager by itself
     Update {
         node: String,
         /// Add or replace a label
@@ -227,6 +242,9 @@ pub enum NodeCommand {
         /// Update only if the node is at this generation (else exit 8)
         #[arg(long, value_name = "N")]
         generation: Option<u64>,
+        /// Where a number of managers is declared: whether this node is chosen before others, like others, or never
+        #[arg(long, value_name = "prefer|allow|never")]
+        manager: Option<ManagerPreference>,
     },
 }
 

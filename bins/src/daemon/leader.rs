@@ -1,4 +1,4 @@
-//! The leader's subtree: role manager, certificate authority, dispatcher, elections. It runs while this member leads and has
+//! The leader's subtree: role manager, certificate authority, root rotation, autopilot, dispatcher, elections. It runs while this member leads and has
 //! applied an entry of its own term; each term has its own subtree.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_api::ManagerPorts;
+use muster_autopilot::AutopilotShell;
 use muster_cert_authority::{CertAuthorityShell, Clocks};
 use muster_elections::{ElectionsPorts, elections_address, elections_spec};
 use muster_kernel::{Address, Backoff, Clock, Intensity, Recipient, Slot, Spec};
@@ -33,6 +34,7 @@ pub struct LeaderAddresses {
     pub roles: Address<muster_role_manager::Msg>,
     pub authority: Address<muster_cert_authority::Msg>,
     pub rotation: Address<muster_root_rotation::Msg>,
+    pub autopilot: Address<muster_autopilot::Msg>,
     pub dispatcher: Address<muster_sessions::DispatcherMailbox>,
     pub elections: Address<muster_elections::Msg>,
 }
@@ -44,6 +46,7 @@ pub fn addresses(settings: &Settings) -> LeaderAddresses {
         authority: Address::new(1024),
         // After a root is published, every node of the fleet acknowledges it.
         rotation: Address::new(16_384),
+        autopilot: Address::new(256),
         dispatcher: dispatcher_address(&settings.dispatcher()),
         elections: elections_address(&settings.elections()),
     }
@@ -113,6 +116,8 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
         let (view, doubts) = (Arc::clone(&self.view), Arc::clone(&self.doubts));
         let term = replica.raft.term;
+        let leads_since = muster_autopilot::core::Now { at: Clock.now(), wall: Clock.wall() };
+        let autopilot_config = settings.autopilot();
         let (slot, elections) = self.kept.of(term, || {
             let (replicas, raft) = (ports.replica.clone(), ports.raft.clone());
             (Slot::new(), ElectionsPorts::new(settings.elections(), term, replicas, raft))
@@ -139,6 +144,16 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             let upstream = upstream.clone();
             children.start(Spec::actor("root-rotation", addresses.rotation.clone(), move || {
                 Ok(RootRotationShell::new(me, config.clone(), upstream.clone(), r.clone(), c.clone()))
+            }));
+            let ports = muster_autopilot::Ports {
+                raft: raft.clone(),
+                roles: addresses.roles.recipient(),
+                replica: replica.clone(),
+                doubts: doubts.subscribe(),
+            };
+            let config = autopilot_config.clone();
+            children.start(Spec::actor("autopilot", addresses.autopilot.clone(), move || {
+                Ok(AutopilotShell::new(config.clone(), term, leads_since, ports.clone()))
             }));
             let doubts = Arc::clone(&doubts);
             let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, doubts };

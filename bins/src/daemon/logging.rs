@@ -57,12 +57,13 @@ fn misspelt(directive: &str) -> Option<String> {
 }
 
 /// What the targets of this program begin with: its crates.
-const CRATES: [&str; 28] = [
+const CRATES: [&str; 29] = [
     "muster",
     "muster_agent",
     "muster_api",
     "muster_audit",
     "muster_autolock",
+    "muster_autopilot",
     "muster_blocklist",
     "muster_cert_authority",
     "muster_client",

@@ -195,6 +195,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             roles: leader.roles.recipient(),
             authority: leader.authority.recipient(),
             rotation: leader.rotation.recipient(),
+            autopilot: leader.autopilot.recipient(),
             dispatcher: leader.dispatcher.recipient(),
             elections: leader.elections.recipient(),
             view: view.subscribe(),

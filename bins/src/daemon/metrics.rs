@@ -2,6 +2,7 @@
 //! TLS port and the admin socket.
 
 mod actors;
+mod autopilot;
 mod certificates;
 mod format;
 mod process;
@@ -160,6 +161,7 @@ async fn render(source: &Source, accept: &str) -> Result<RenderedMetrics, ErrorB
     replica(registry, source);
     raft_member(registry, source).await;
     elections(registry, source).await;
+    autopilot::register(registry, source).await;
     ingress(registry, source).await;
     reconcilers::register(registry, source).await;
     audit(registry, source);

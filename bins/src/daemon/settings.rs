@@ -382,6 +382,10 @@ impl Settings {
         muster_role_manager::Config { election_timeout: self.raft.election_timeout.0, ..Default::default() }
     }
 
+    pub fn autopilot(&self) -> muster_autopilot::Config {
+        muster_autopilot::Config { election_timeout: self.raft.election_timeout.0, ..Default::default() }
+    }
+
     pub fn certificates(&self) -> muster_cert_authority::Config {
         self.certificates.within(muster_cert_authority::Config::default())
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, AuthorityChange, AuthorityRefusal, AutolockChange, AutolockRefusal, Blocked, Blocker,
+    AccessToken, AuthorityChange, AuthorityRefusal, AutolockChange, AutolockRefusal, AutopilotStep, Blocked, Blocker,
     CertificateRecord, ClusterRecord, DEFINITIONS_LEVEL, Definition, DesiredObject, FencingToken, GateStep, Generation,
     GuardMode, GuardScope, Hold, IssuedCertificate, Liveness, ManagedKey, Name, NodeId, NodeRecord, NotAdmitted,
     Object, ObjectKey, Participant, ParticipantKey, Principal, Progress, RECONCILERS_LEVEL, RaftId, Removal, RequestId,
@@ -308,6 +308,8 @@ pub enum Change {
     Autolock(Box<AutolockChange>),
     /// Feature level 3.
     Workload(Box<WorkloadChange>),
+    /// Feature level 5.
+    Autopilot(Box<AutopilotStep>),
 }
 
 impl Change {

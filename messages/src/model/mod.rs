@@ -3,6 +3,7 @@
 mod actor_tree;
 mod authority;
 mod autolock;
+mod autopilot;
 mod certificate;
 mod command;
 mod definition;
@@ -37,6 +38,7 @@ mod workload;
 pub use self::actor_tree::*;
 pub use self::authority::*;
 pub use self::autolock::*;
+pub use self::autopilot::*;
 pub use self::certificate::*;
 pub use self::command::*;
 pub use self::definition::*;

@@ -16,6 +16,8 @@ pub const IDENTITY_LEVEL: u32 = 3;
 pub const RUNS_LEVEL: u32 = 4;
 /// From this level on definitions have options and chains, and the state records steps of chains and runs.
 pub const DEFINITIONS_LEVEL: u32 = 5;
+/// From this level on a number of managers can be declared, and nodes can be drained.
+pub const AUTOPILOT_LEVEL: u32 = DEFINITIONS_LEVEL;
 
 /// The incarnation of a cluster that was just founded.
 pub const FIRST_INCARNATION: Incarnation = Incarnation(1);

@@ -9,9 +9,9 @@ use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Definition, Event, GatePath, GuardMode, GuardScope,
-    Hold, Member, Membership, Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId,
-    ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId, Requests, Revision, Role, Token,
+    AccessToken, Authorities, Autolock, Autopilot, Blocked, ClusterRecord, Definition, Event, GatePath, GuardMode,
+    GuardScope, Hold, Member, Membership, Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome,
+    RaftId, ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId, Requests, Revision, Role, Token,
     TokenRights, User, UserPin, Workloads,
 };
 
@@ -69,6 +69,8 @@ pub struct Tables {
     pub workloads: Workloads,
     /// From feature level 4 on; empty below, and until a run fails or an operator deletes a gate.
     pub runs: ReconcilerRuns,
+    /// From feature level 5 on; empty below, and until an operator declares a number of managers.
+    pub autopilot: Autopilot,
     /// From feature level 5 on; empty below, and until a step of a chain or a run is recorded.
     pub records: ReconcilerRecords,
 }

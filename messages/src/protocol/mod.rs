@@ -8,6 +8,7 @@
 
 mod agent;
 mod audit;
+mod autopilot;
 mod cert_authority;
 mod elections;
 mod gateway;
@@ -19,6 +20,7 @@ mod sessions;
 
 pub use self::agent::*;
 pub use self::audit::*;
+pub use self::autopilot::*;
 pub use self::cert_authority::*;
 pub use self::elections::*;
 pub use self::gateway::*;

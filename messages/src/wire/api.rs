@@ -193,6 +193,8 @@ pub enum Request {
     /// Whether the others keep a quorum while a node is stopped; `quorum_at_risk` if not. Managers are asked now, by the leader. Needs
     /// feature level 3. Read: repeat freely; nothing is reserved, so an answer is as old as it is.
     NodeMayStop { node: NodeRef },
+    /// See [`super::AutopilotRequest`].
+    Autopilot(super::AutopilotRequest),
 }
 
 impl Request {

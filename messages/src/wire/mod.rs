@@ -5,6 +5,7 @@
 
 mod agent;
 mod api;
+mod autopilot;
 mod join;
 mod lease;
 mod peer;
@@ -14,6 +15,7 @@ mod workload;
 
 pub use self::agent::*;
 pub use self::api::*;
+pub use self::autopilot::*;
 pub use self::join::*;
 pub use self::lease::*;
 pub use self::peer::*;

@@ -98,10 +98,28 @@ pub enum Bug {
     ReportUnwrittenKey,
     /// A keyring follows an older version of the unlock key.
     FollowOlderKey,
+    /// The autopilot ignores that it is paused.
+    ActWhilePaused,
+    /// The autopilot ends an operator's pause.
+    ResumeByItself,
+    /// A dead manager's successor is promoted before the dead one is demoted.
+    PromoteBeforeDemotion,
+    /// A change of the autopilot begins while another one has not ended.
+    BeginTwice,
+    /// A manager that is silent for a moment counts as dead.
+    DemoteSilentManagers,
+    /// An operator's requests for roles are not remembered.
+    ForgetPersons,
+    /// Which candidate the autopilot promotes depends on how often it has planned.
+    PickAnyCandidate,
+    /// The autopilot trusts what another leader observed.
+    TrustRecordedLiveness,
+    /// A dead manager is demoted and not replaced.
+    OnlyDemote,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 50] = [
+    pub const ALL: [Bug; 59] = [
         Bug::AckBeforeSync,
         Bug::VoteBeforeSync,
         Bug::VoteTwice,
@@ -152,6 +170,15 @@ impl Bug {
         Bug::DeleteFormerKeys,
         Bug::ReportUnwrittenKey,
         Bug::FollowOlderKey,
+        Bug::ActWhilePaused,
+        Bug::ResumeByItself,
+        Bug::PromoteBeforeDemotion,
+        Bug::BeginTwice,
+        Bug::DemoteSilentManagers,
+        Bug::ForgetPersons,
+        Bug::PickAnyCandidate,
+        Bug::TrustRecordedLiveness,
+        Bug::OnlyDemote,
     ];
 
     /// The invariants of which the simulation must find one violated.
@@ -203,6 +230,15 @@ impl Bug {
             Bug::CountUnrecordedOfWithdrawnRoot => &["ADMIT-9"],
             Bug::DeleteFormerKeys => &["SEAL-9"],
             Bug::ReportUnwrittenKey | Bug::FollowOlderKey => &["SEAL-9", "SEAL-11"],
+            Bug::ActWhilePaused => &["AUTO-1"],
+            Bug::ResumeByItself => &["AUTO-2"],
+            Bug::PromoteBeforeDemotion => &["AUTO-3"],
+            Bug::BeginTwice => &["AUTO-4"],
+            Bug::DemoteSilentManagers => &["AUTO-5"],
+            Bug::ForgetPersons => &["AUTO-6"],
+            Bug::PickAnyCandidate => &["AUTO-7"],
+            Bug::TrustRecordedLiveness => &["AUTO-8"],
+            Bug::OnlyDemote => &["AUTO-9"],
         }
     }
 
@@ -227,6 +263,8 @@ impl Bug {
             Some(Bug::ShareEventQuota) => Some(store::BugInjection::ShareEventQuota),
             Some(Bug::RaiseWithoutCheck) => Some(store::BugInjection::RaiseWithoutCheck),
             Some(Bug::DeleteFormerKeys) => Some(store::BugInjection::DeleteFormerKeys),
+            Some(Bug::BeginTwice) => Some(store::BugInjection::BeginTwice),
+            Some(Bug::ForgetPersons) => Some(store::BugInjection::ForgetPersons),
             _ => None,
         };
         store::set(in_store);
@@ -247,6 +285,7 @@ impl Bug {
             Some(Bug::RetireWhileBehind) => Some(rotation::BugInjection::RetireWhileBehind),
             _ => None,
         });
+        muster_autopilot::bugs::set(crate::policies::bug(bug));
         let raft = &mut settings.raft.bugs;
         raft.ack_before_sync = bug == Some(Bug::AckBeforeSync);
         raft.vote_before_sync = bug == Some(Bug::VoteBeforeSync);

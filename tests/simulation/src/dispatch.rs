@@ -9,7 +9,7 @@ use muster_sessions::core::dispatcher::{self, BatchId, DigestOutcome, Outcome};
 
 use crate::checks::{DOWN_1, violation};
 use crate::events::Event;
-use crate::machine::{Asker, Caller, Dispatch, MachineIdx};
+use crate::machine::{Asker, Autopilot, Caller, Dispatch, MachineIdx};
 use crate::schedule::keep_earlier;
 use crate::world::World;
 
@@ -63,6 +63,9 @@ impl Dispatch {
                 Self::check_liveness(world, idx, &command.changes);
                 world.propose(idx, Asker::Dispatch { incarnation, batch }, command, Duration::from_secs(5));
             }
+        }
+        if world.policies.active {
+            Autopilot::observe(world, idx);
         }
         Some(decision)
     }

@@ -80,6 +80,20 @@ pub enum Event {
         idx: MachineIdx,
         runtime: u32,
     },
+    AutopilotWoke {
+        idx: MachineIdx,
+        incarnation: u32,
+    },
+    AutopilotBack {
+        idx: MachineIdx,
+        runtime: u32,
+    },
+    /// The role manager's answer, or that there will be none.
+    AutopilotAnswered {
+        idx: MachineIdx,
+        incarnation: u32,
+        input: Box<muster_autopilot::core::Input>,
+    },
     Probed {
         idx: MachineIdx,
         incarnation: u32,
@@ -315,6 +329,10 @@ pub enum Event {
     },
     /// A fault or an attack that concerns rotations.
     RootFault,
+    /// An operator changes the declared number of managers, pauses, prefers, drains.
+    PolicyOperator,
+    /// A fault that concerns the autopilot.
+    PolicyFault,
     Watcher(usize),
     Backup,
     /// All managers are lost.
@@ -374,6 +392,9 @@ impl Event {
             | E::AuthorityBack { idx, .. }
             | E::RotationWoke { idx, .. }
             | E::RotationBack { idx, .. }
+            | E::AutopilotWoke { idx, .. }
+            | E::AutopilotBack { idx, .. }
+            | E::AutopilotAnswered { idx, .. }
             | E::RootsWritten { idx, .. }
             | E::KeyringWritten { idx, .. }
             | E::FilesSealed { idx, .. }
@@ -420,6 +441,8 @@ impl Event {
             | E::RootAnswered { .. }
             | E::RetryRoot(_)
             | E::RootFault
+            | E::PolicyOperator
+            | E::PolicyFault
             | E::KeyOperator
             | E::Unlock(_)
             | E::Watcher(_)

@@ -1,4 +1,4 @@
-//! Actors that run while a member leads: role manager, certificate authority, root rotation, dispatcher, lease clock.
+//! Actors that run while a member leads: role manager, certificate authority, root rotation, autopilot, dispatcher, lease clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::events::Event;
 use crate::hosts::Hosts;
 use crate::keyrings::Keyring;
 use crate::lease_clock::Clock;
-use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, Roles, Rotation};
+use crate::machine::{Asker, Authority, Autopilot, Dispatch, Keeper, Leader, MachineIdx, Roles, Rotation};
 use crate::world::World;
 
 /// Interval of the count of waiting changes.
@@ -35,6 +35,8 @@ impl Leader {
         let replica = runtime.core.replica().clone();
         let wanted = replica.raft.leading.then_some(replica.raft.term);
         if runtime.leader.as_ref().map(|l| l.term) != wanted {
+            let since = Autopilot::term_begins(world, idx);
+            let Some(runtime) = world.machines[idx].runtime.as_mut() else { return };
             runtime.leader = wanted.map(|term| Leader {
                 term,
                 slot: None,
@@ -43,6 +45,9 @@ impl Leader {
                 rotation: None,
                 dispatch: None,
                 clock: None,
+                autopilot: None,
+                doubts: Default::default(),
+                since,
                 shown: Revision(0),
             });
             let number = runtime.number;
@@ -71,6 +76,7 @@ impl Leader {
         Roles::restart(world, idx, runtime);
         Authority::restart(world, idx, runtime);
         Rotation::restart(world, idx, runtime);
+        Autopilot::restart(world, idx, runtime);
         Dispatch::restart(world, idx, runtime);
         world.time.after(TALLY_INTERVAL, Event::Tally { idx, runtime });
     }
@@ -138,6 +144,7 @@ impl Leader {
                 Rotation::observe(world, idx);
                 Dispatch::step(world, idx, dispatcher::Input::Replica(replica.tables.clone()));
             }
+            Autopilot::observe(world, idx);
             Clock::step(world, idx, muster_elections::core::keeper::Input::Replica(replica));
         }
     }

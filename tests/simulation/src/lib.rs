@@ -3,7 +3,7 @@
 //! determines a run.
 //!
 //! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, a
-//!   fleet under release gates, an upgrade of manager after manager, rotations of the root, or changes of the unlock key; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
+//!   fleet under release gates, an upgrade of manager after manager, rotations of the root, changes of the unlock key, or a declared number of managers; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
 //! - [`Simulation`] with the steps of `scenario`: a fault-free simulation with scripted faults.
 //!   It drives the `world`: machines with their actors, connections and the processes of a fleet. `clients`, `candidates`,
 //!   `registers`, `watchers`, `adversaries`, `recoveries`, the operators of `rotations` and `faults` act on it; it holds none of their state. Each part's
@@ -17,6 +17,7 @@
 mod adversaries;
 mod agents;
 mod authority;
+mod autopilot;
 mod blocks;
 mod bugs;
 mod candidates;
@@ -37,6 +38,7 @@ mod members;
 mod model;
 mod network;
 mod outdated;
+mod policies;
 mod processes;
 mod recoveries;
 mod registers;

@@ -1,12 +1,15 @@
 //! A machine: its process with the agent and, while its certificate says so, the manager runtime; its disk; its clocks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent::NodeTrouble;
 use muster_agent::core as agent;
 use muster_cert_authority::core as authority;
-use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RequestId, Revision, Role, Tables, Term, WallTime};
+use muster_messages::{
+    CertIdentity, Moment, Name, NodeDoubts, NodeId, RaftId, RequestId, Revision, Role, Tables, Term, WallTime,
+};
 use muster_raft_member::core::RaftCore;
 use muster_role_manager::core as roles;
 use muster_root_rotation::core as rotation;
@@ -139,6 +142,21 @@ pub struct Leader {
     pub rotation: Option<Rotation>,
     pub dispatch: Option<Dispatch>,
     pub clock: Option<Clock>,
+    pub autopilot: Option<Autopilot>,
+    /// What the dispatcher published last.
+    pub doubts: Arc<NodeDoubts>,
+    /// Both clocks when the term began.
+    pub since: muster_autopilot::core::Now,
+}
+
+pub struct Autopilot {
+    pub incarnation: u32,
+    pub core: muster_autopilot::core::Core,
+    /// It crashes during its next step that asks something.
+    pub doomed: bool,
+    /// The replica that was compared last.
+    pub shown: Option<Tables>,
+    pub wakes: Option<Moment>,
 }
 
 pub struct Dispatch {
@@ -193,6 +211,7 @@ impl Caller {
 pub enum RoleAsker {
     Operator(ChangeAttempt),
     Membership(Caller),
+    Autopilot { incarnation: u32 },
 }
 
 /// The requester of a Raft member's answer.
@@ -223,6 +242,12 @@ pub enum Asker {
     Rotation {
         incarnation: u32,
         step: rotation::StepId,
+    },
+    Autopilot {
+        incarnation: u32,
+    },
+    AutopilotTransfer {
+        incarnation: u32,
     },
     Candidate(PendingRequest),
     Register(Box<registers::PendingRequest>),

@@ -9,7 +9,7 @@ use muster_simulation::{Bug, Kind, Run, sweep};
 #[derive(Parser)]
 #[command(name = "muster-simulation")]
 struct Args {
-    /// What to simulate: roles, leases, gates, snapshots, upgrades, rotations or autolock
+    /// What to simulate: roles, leases, gates, snapshots, upgrades, rotations, autolock or autopilot
     kind: Kind,
     /// A seed, or an inclusive range such as 1..2000
     #[arg(value_parser = seeds)]

@@ -22,7 +22,9 @@ use crate::fleet::{Fleet, PendingRequest};
 use crate::hosts::Hosts;
 use crate::keyrings::Keyring;
 use crate::lease_clock::Clock;
-use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, ManagerRuntime, Roles, Rotation};
+use crate::machine::{
+    Asker, Authority, Autopilot, Dispatch, Keeper, Leader, MachineIdx, ManagerRuntime, Roles, Rotation,
+};
 use crate::registers::Registers;
 use crate::roots;
 use crate::rotations::Rotations;
@@ -306,6 +308,13 @@ impl ManagerRuntime {
             }
             (Asker::Rotation { incarnation, step }, Answer::Proposed(_, result)) => {
                 Rotation::step_ended(world, idx, incarnation, step, result);
+            }
+            (Asker::Autopilot { incarnation }, Answer::Proposed(_, result)) => {
+                Autopilot::answered(world, idx, incarnation, muster_autopilot::core::Input::Proposed(result.is_ok()));
+            }
+            // Another leader ends it.
+            (Asker::AutopilotTransfer { incarnation }, Answer::Transferred(..)) => {
+                Autopilot::answered(world, idx, incarnation, muster_autopilot::core::Input::NotHandedOver);
             }
             (Asker::Candidate(pending), Answer::Proposed(_, result)) => Candidates::ended(world, idx, pending, result),
             (Asker::Register(pending), Answer::Proposed(_, result)) => Registers::ended(world, pending, result),

@@ -98,7 +98,7 @@ impl Model {
         }
         self.promises.clear();
     }
-    /// Another client may delete the node.
+    /// Another client may delete the node, or the autopilot change its role.
     pub fn changed_by_others(&mut self, node: NodeId) {
         self.newest.remove(&node);
         self.promises.remove(&node);

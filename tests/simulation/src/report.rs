@@ -110,6 +110,26 @@ pub const UPGRADES_MUST_SEE: [&str; 10] = [
     "writes acknowledged",
 ];
 
+/// Events that a full run of the autopilot must contain.
+pub const AUTOPILOT_MUST_SEE: [&str; 16] = [
+    "promotions begun",
+    "promotions begun in place of another manager",
+    "dead managers demoted",
+    "surplus managers demoted",
+    "changes of the autopilot settled",
+    "changes of the autopilot refused",
+    "changes of the autopilot dropped",
+    "promotions taken back",
+    "autopilot gave up",
+    "nodes drained",
+    "drains over",
+    "leadership offered by a drained node",
+    "role changes accepted",
+    "elections",
+    "fault: autopilot crashed",
+    "fault: node lost for long",
+];
+
 /// Events that a full run of rotations must contain.
 pub const ROTATIONS_MUST_SEE: [&str; 33] = [
     "roots prepared",

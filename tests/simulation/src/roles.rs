@@ -10,9 +10,10 @@ use muster_role_manager::core::{self as roles, Effect, Now, RequestedChange, Rol
 use crate::checks::{INTENT_1, QUORUM_1, violation};
 use crate::clients::ChangeAttempt;
 use crate::events::{Answered, Event};
-use crate::machine::{Asker, MachineIdx, RoleAsker, Roles};
+use crate::machine::{Asker, Autopilot, MachineIdx, RoleAsker, Roles};
 use crate::model::Promise;
 use crate::network::MAX_DELAY;
+use crate::policies::Policies;
 use crate::world::World;
 
 impl Roles {
@@ -52,6 +53,11 @@ impl Roles {
         if let Some(roles) = leader.roles.take() {
             // The state that the shell kept after the last step.
             leader.slot = Some(roles.core.checkpoint());
+            for asker in roles.asks.into_values() {
+                if let RoleAsker::Autopilot { incarnation } = asker {
+                    Autopilot::lost(world, idx, incarnation);
+                }
+            }
             world.log(format!("the role manager of {name} crashes"));
             let back = world.rng.millis(1, 400);
             world.time.after(back, Event::RolesBack { idx, runtime: number });
@@ -142,6 +148,10 @@ impl Roles {
             }
             (RoleAsker::Membership(caller), roles::Answer::Membership(result)) => {
                 world.reply(idx, caller, Answered::Membership(result));
+            }
+            (RoleAsker::Autopilot { incarnation }, roles::Answer::Role(result)) => {
+                let input = muster_autopilot::core::Input::Requested(result.map(|_| ()));
+                Autopilot::answer(world, idx, incarnation, input);
             }
             (_, answer) => world.require(Err(violation(INTENT_1, format!("an answer of the wrong kind: {answer:?}")))),
         }
@@ -275,6 +285,9 @@ impl Roles {
                 let detail =
                     format!("{change:?} of {} was accepted and is not in the leader's state", world.name(node));
                 world.require(Err(violation(INTENT_1, detail)));
+            }
+            if let (Ok(true), RequestedChange::Role(role)) = (&result, change) {
+                Policies::person_requested(world, idx, node, role);
             }
             world.model.accepted(node, op, promise);
         }

@@ -15,6 +15,7 @@ pub struct Settings {
     pub roles: muster_role_manager::core::Config,
     pub authority: muster_cert_authority::Config,
     pub rotation: muster_root_rotation::Config,
+    pub autopilot: muster_autopilot::Config,
     pub agent: AgentConfig,
     pub sessions: SessionsConfig,
     pub dispatcher: DispatcherConfig,

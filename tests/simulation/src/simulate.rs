@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::bugs::Bug;
 use crate::report::{
-    AUTOLOCK_MUST_SEE, Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, ROTATIONS_MUST_SEE, Report,
-    SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE,
+    AUTOLOCK_MUST_SEE, AUTOPILOT_MUST_SEE, Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE,
+    ROTATIONS_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE,
 };
 use crate::simulation::Simulation;
-use crate::{fleet, keyrings, rotations, run, snapshots, upgrades};
+use crate::{fleet, keyrings, policies, rotations, run, snapshots, upgrades};
 
 /// The subject of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,11 +34,21 @@ pub enum Kind {
     Rotations,
     /// The unlock key changes again and again, and managers that return are locked.
     Autolock,
+    /// Managers die for long and return under a declared number, or under none.
+    Autopilot,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 7] =
-        [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots, Kind::Upgrades, Kind::Rotations, Kind::Autolock];
+    pub const ALL: [Kind; 8] = [
+        Kind::Roles,
+        Kind::Leases,
+        Kind::Gates,
+        Kind::Snapshots,
+        Kind::Upgrades,
+        Kind::Rotations,
+        Kind::Autolock,
+        Kind::Autopilot,
+    ];
 
     /// Events that the full tier must contain; otherwise it proves nothing about them.
     pub fn required_events(self) -> &'static [&'static str] {
@@ -50,6 +60,7 @@ impl Kind {
             Kind::Upgrades => &UPGRADES_MUST_SEE,
             Kind::Rotations => &ROTATIONS_MUST_SEE,
             Kind::Autolock => &AUTOLOCK_MUST_SEE,
+            Kind::Autopilot => &AUTOPILOT_MUST_SEE,
         }
     }
 }
@@ -64,6 +75,7 @@ impl fmt::Display for Kind {
             Kind::Upgrades => "upgrades",
             Kind::Rotations => "rotations",
             Kind::Autolock => "autolock",
+            Kind::Autopilot => "autopilot",
         })
     }
 }
@@ -73,7 +85,7 @@ impl FromStr for Kind {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
         found.ok_or_else(|| {
-            format!("unknown kind {text:?}: expected roles, leases, gates, snapshots, upgrades, rotations or autolock")
+            format!("unknown kind {text:?}: expected one of {}", Kind::ALL.map(|kind| kind.to_string()).join(", "))
         })
     }
 }
@@ -104,6 +116,7 @@ impl Run {
             Kind::Upgrades => upgrades::simulate,
             Kind::Rotations => rotations::simulate,
             Kind::Autolock => keyrings::simulate,
+            Kind::Autopilot => policies::simulate,
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut simulation = Simulation::with_bug(self.seed, self.bug);

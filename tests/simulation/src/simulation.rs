@@ -19,7 +19,8 @@ use crate::fleet::{Fleet, PendingRequest, Process};
 use crate::hosts::Hosts;
 use crate::keyrings::Keyring;
 use crate::lease_clock::Clock;
-use crate::machine::{Agent, Authority, Dispatch, Keeper, Leader, ManagerRuntime, Roles, Rotation};
+use crate::machine::{Agent, Authority, Autopilot, Dispatch, Keeper, Leader, ManagerRuntime, Roles, Rotation};
+use crate::policies::Policies;
 use crate::recoveries::Recoveries;
 use crate::registers::Registers;
 use crate::report::Failure;
@@ -134,6 +135,9 @@ impl Simulation {
             E::AuthorityBack { idx, runtime } => Authority::restart(world, idx, runtime),
             E::RotationWoke { idx, incarnation } => Rotation::woke(world, idx, incarnation),
             E::RotationBack { idx, runtime } => Rotation::restart(world, idx, runtime),
+            E::AutopilotWoke { idx, incarnation } => Autopilot::woke(world, idx, incarnation),
+            E::AutopilotBack { idx, runtime } => Autopilot::restart(world, idx, runtime),
+            E::AutopilotAnswered { idx, incarnation, input } => Autopilot::answered(world, idx, incarnation, *input),
             E::Probed { idx, incarnation, step, ok } => Roles::probed(world, idx, incarnation, step, ok),
             E::Tally { idx, runtime } => Leader::tally(world, idx, runtime),
             E::Agent { idx, life } => Agent::tick(world, idx, life),
@@ -198,6 +202,8 @@ impl Simulation {
             E::RootAnswered { attempt, result } => self.operators.answered(world, attempt, result),
             E::RetryRoot(op) => self.operators.retry(world, op),
             E::RootFault => Rotations::fault(world),
+            E::PolicyOperator => Policies::operator(world),
+            E::PolicyFault => Policies::fault(world),
             E::KeyOperator => Keyring::operator(world),
             E::Unlock(idx) => Keyring::unlock(world, idx),
             E::KeyringWritten { idx, life, runtime, number } => Keyring::written(world, idx, life, runtime, number),

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Change, Command, DefinitionKey, FEATURE_LEVEL, Guard, IDENTITY_LEVEL, Liveness, Moment, Role, Tables, level_release,
+    AUTOPILOT_LEVEL, Change, Command, DefinitionKey, FEATURE_LEVEL, Guard, IDENTITY_LEVEL, Liveness, Moment, Role,
+    Tables, level_release,
 };
 use muster_raft_member::core::Incompatible;
 use muster_store::Limits;
@@ -60,7 +61,8 @@ pub(crate) fn required_level(command: &Command) -> u32 {
         | Change::PinUser { .. }
         | Change::Authority(_)
         | Change::Autolock(_)
-        | Change::Workload(_) => true,
+        | Change::Workload(_)
+        | Change::Autopilot(_) => true,
         Change::Found { .. }
         | Change::CreateNode(_)
         | Change::SetDesiredRole { .. }
@@ -97,6 +99,7 @@ pub(crate) fn required_level(command: &Command) -> u32 {
     let newer = command.changes.iter().any(change) || command.guards.iter().any(guard);
     let of_reconciler = |change: &Change| match change {
         Change::Reconciler(change) => change.needs_level(),
+        Change::Autopilot(_) => AUTOPILOT_LEVEL,
         _ => 0,
     };
     let of_reconcilers = command.changes.iter().map(of_reconciler).max().unwrap_or_default();

@@ -27,6 +27,7 @@ use crate::machine::{Agent, Asker, Caller, Machine, MachineIdx, ManagerRuntime};
 use crate::members::cluster;
 use crate::model::Model;
 use crate::network::Network;
+use crate::policies::Policies;
 use crate::recoveries::NEVER_CLOSED;
 use crate::report::{Failure, Report, Totals};
 use crate::rng::Rng;
@@ -55,6 +56,7 @@ pub struct World {
     pub fleet: Fleet,
     pub levels: Levels,
     pub rotations: Rotations,
+    pub policies: Policies,
     pub unlocking: Unlocking,
     /// Members with a step due, in order.
     pub due: VecDeque<MachineIdx>,
@@ -105,6 +107,7 @@ impl World {
             fleet: Fleet::default(),
             levels: Levels::default(),
             rotations: Rotations::default(),
+            policies: Policies::default(),
             unlocking: Unlocking::default(),
             due: VecDeque::new(),
             holds: crate::scenario::Holds::default(),

@@ -3,7 +3,9 @@
 //! Only names and ids leave this file (AUDIT-2): no body, no label, no argument of a command; of a token, only its id.
 
 use muster_audit::{Class, Object, Outcome};
-use muster_messages::wire::{ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
+use muster_messages::wire::{
+    ActorsAsk, ActorsOf, AutopilotRequest, KubeCall, LeaseRef, LeaseRequest, ReconcilerRequest, Request,
+};
 use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Revision, Role, RootId, Tables, UserKind};
 use serde_json::Value;
 
@@ -141,6 +143,17 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::NodeUpdate { node: of, .. } => ("node.update", node(of)),
         Request::NodeMayStop { node: of } => ("node.may_stop", node(of)),
         Request::NodeRename { node: of, .. } => ("node.rename", node(of)),
+        Request::Autopilot(request) => match request {
+            AutopilotRequest::State => ("autopilot.state", cluster()),
+            AutopilotRequest::Preview { .. } => ("autopilot.preview", cluster()),
+            AutopilotRequest::Set { .. } => ("autopilot.set", cluster()),
+            AutopilotRequest::Withdraw { .. } => ("autopilot.withdraw", cluster()),
+            AutopilotRequest::Pause { .. } => ("autopilot.pause", cluster()),
+            AutopilotRequest::Resume => ("autopilot.resume", cluster()),
+            AutopilotRequest::Prefer { node: of, .. } => ("node.prefer", node(of)),
+            AutopilotRequest::Drain { node: of, .. } => ("node.drain", node(of)),
+            AutopilotRequest::Undrain { node: of } => ("node.undrain", node(of)),
+        },
         Request::TokenCreate { role, .. } => ("token.create", Object::named("token", role)),
         Request::TokenList => ("token.list", cluster()),
         // Text that is not the id of a token may be a token itself.

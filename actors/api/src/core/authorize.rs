@@ -7,7 +7,7 @@
 //!             API-2  a node reads; it changes only its own session's state, which does not pass through here, and leases,
 //!                    locks and config maps of the namespaces that nodes were granted.
 
-use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
+use muster_messages::wire::{ActorsAsk, AutopilotRequest, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{
     DNS_LABEL, DNS_SUBDOMAIN, ErrorBody, ErrorCode, LEVEL_RECONCILER, Name, NodeId, Principal, Role, Tables,
     is_dns_label, is_dns_subdomain,
@@ -42,7 +42,8 @@ pub fn kind_of(request: &Request) -> Kind {
         | Request::NodeWatch { .. }
         | Request::BlocklistList { .. }
         | Request::RaftStatus { .. } => Kind::StaleableRead,
-        Request::NodeMayStop { .. } => Kind::LeaderRead,
+        Request::NodeMayStop { .. }
+        | Request::Autopilot(AutopilotRequest::State | AutopilotRequest::Preview { .. }) => Kind::LeaderRead,
         Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
         // Only the leader knows who holds certificates.
         Request::Lease(LeaseRequest::Renew { .. }) | Request::WorkloadShow { .. } => Kind::LeaderRead,
@@ -129,6 +130,16 @@ pub fn right_to(request: &Request) -> Right {
         // Only writes are forwarded as this request.
         Request::Kube(_) => Right::LeaseWrite,
         Request::Reconciler(request) => right_to_reconcile(request),
+        Request::Autopilot(request) => match request {
+            AutopilotRequest::State | AutopilotRequest::Preview { .. } => Right::Read,
+            AutopilotRequest::Set { .. }
+            | AutopilotRequest::Withdraw { .. }
+            | AutopilotRequest::Pause { .. }
+            | AutopilotRequest::Resume
+            | AutopilotRequest::Prefer { .. }
+            | AutopilotRequest::Drain { .. }
+            | AutopilotRequest::Undrain { .. } => Right::Change,
+        },
         Request::SetRole { .. }
         | Request::NodeRemove { .. }
         | Request::NodeUpdate { .. }

@@ -1,8 +1,8 @@
 use muster_messages::wire::{ActorsOf, KubeCall, ListOf, Page, RunKey, RunLogAsk};
 use muster_messages::{
-    Action, CrashHow, Definition, FencingToken, GateStep, GuardScope, ManagedKey, Participant, ParticipantKey,
-    ParticipantPhase, Progress, Release, Revision, Secret, SessionId, Triple, User, UserKind, WallTime, Word,
-    WorkloadEntry,
+    Action, CrashHow, Definition, FencingToken, GateStep, GuardScope, ManagedKey, ManagerPreference, Participant,
+    ParticipantKey, ParticipantPhase, Progress, Release, Revision, Secret, SessionId, Triple, User, UserKind, WallTime,
+    Word, WorkloadEntry,
 };
 
 use super::*;
@@ -87,6 +87,23 @@ fn lease(request: LeaseRequest, who: &'static [&'static str]) -> Vec<Row> {
     one(Request::Lease(request), who)
 }
 
+fn autopilot() -> Vec<Row> {
+    use AutopilotRequest as A;
+    let reads =
+        [A::State, A::Preview { settings: Default::default(), generation: None }].map(|request| (request, READERS));
+    let changes = [
+        A::Set { settings: Default::default(), generation: None },
+        A::Withdraw { generation: None },
+        A::Pause { why: text() },
+        A::Resume,
+        A::Prefer { node: text(), preference: ManagerPreference::Never },
+        A::Drain { node: text(), for_ms: None, replace: false },
+        A::Undrain { node: text() },
+    ];
+    let changes = changes.map(|request| (request, OPERATORS));
+    reads.into_iter().chain(changes).map(|(request, who)| (Request::Autopilot(request), who)).collect()
+}
+
 fn reconciler(request: ReconcilerRequest, who: &'static [&'static str]) -> Vec<Row> {
     one(Request::Reconciler(request), who)
 }
@@ -155,6 +172,7 @@ every!(requests: Request -> Row {
     Actors => questions();
     Lease => leases();
     Reconciler => reconcilers();
+    Autopilot => autopilot();
     Kube => one(Request::Kube(KubeCall {
         method: "PUT".to_owned(), target: text(), content_type: None, accept: None, user_agent: None, body: vec![],
     }), WRITERS);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use muster_messages::wire::{ActorsOf, Request, encode_stored};
+use muster_messages::wire::{ActorsOf, AutopilotRequest, Request, encode_stored};
 use muster_messages::{ErrorBody, ErrorCode, MIN_ID_PREFIX, NodeId, NodeRecord, Tables, request_digest};
 
 /// The shortest id prefix for irreversible operations: as many digits as lists of events show.
@@ -33,6 +33,11 @@ pub fn node_of(request: &Request) -> Option<&str> {
         Request::NodeInspect { node, .. }
         | Request::NodeWatch { node, .. }
         | Request::NodeMayStop { node }
+        | Request::Autopilot(
+            AutopilotRequest::Prefer { node, .. }
+            | AutopilotRequest::Drain { node, .. }
+            | AutopilotRequest::Undrain { node },
+        )
         | Request::SetRole { node, .. }
         | Request::NodeRemove { node, .. }
         | Request::NodeUpdate { node, .. }

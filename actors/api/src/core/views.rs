@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    AuthorityOrigin, BlockedListView, CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event,
-    EventView, EventsView, Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name,
-    NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord, NodeView, PeerProblemKind, PeerProgress,
-    QuorumView, ROOT_EXPIRES_SOON, RaftMemberView, RaftRole, RaftStatusView, RaftView, Replica, Revision, Role,
-    RoleView, RootExpiryView, SelfView, StatusView, Tables, WaitReason, WallTime,
+    AuthorityOrigin, AutopilotPauseView, BlockedListView, CertificateView, ClusterView, Condition, DeclaredView,
+    DuplicateView, Duplicated, Event, EventView, EventsView, Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES,
+    MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord,
+    NodeView, PeerProblemKind, PeerProgress, QuorumView, ROOT_EXPIRES_SOON, RaftMemberView, RaftRole, RaftStatusView,
+    RaftView, Replica, Revision, Role, RoleView, RootExpiryView, SelfView, StatusView, Tables, WaitReason, WallTime,
 };
 use muster_store::MAX_EVENTS;
 
@@ -111,6 +111,13 @@ impl Source<'_> {
                 condition("contact", WaitReason::NoContact, message.to_owned(), *since)
             },
         ));
+        conditions.extend(self.tables().autopilot.drains.get(&node).map(|drain| {
+            let until = drain.until.map_or_else(String::new, |until| format!(", until {until}"));
+            let replaced = if drain.replace { "; another node takes its place as manager" } else { "" };
+            let message =
+                format!("in maintenance{until}{replaced}; it ends with `muster node undrain {}`", short(node));
+            condition("drained", WaitReason::Drained, message, drain.at)
+        }));
         let reported = self.tables().reported.get(&node).filter(|reported| reported.name != record.name);
         conditions.extend(reported.map(|reported| {
             let holder = self.tables().mistaken_for(&reported.name, Some(node)).map(|other| self.name(other));
@@ -203,6 +210,10 @@ impl Source<'_> {
             pending: self.roles.pending.clone(),
             duplicates: self.duplicates(),
             root_expires: expiring_root(tables, now),
+            declared: tables.autopilot.policy.as_ref().map(|policy| DeclaredView {
+                managers: policy.managers,
+                paused: policy.paused.as_ref().map(AutopilotPauseView::from),
+            }),
         }
     }
 

@@ -11,9 +11,10 @@ use serde_json::Value;
 
 /// The parts of the description: its head, its paths, and its schemas.
 const HEAD: &str = include_str!("../openapi/head.json");
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 10] = [
     include_str!("../openapi/paths/actors.json"),
     include_str!("../openapi/paths/autolock.json"),
+    include_str!("../openapi/paths/autopilot.json"),
     include_str!("../openapi/paths/cluster.json"),
     include_str!("../openapi/paths/credentials.json"),
     include_str!("../openapi/paths/leases.json"),
@@ -22,9 +23,10 @@ const PATHS: [&str; 9] = [
     include_str!("../openapi/paths/roots.json"),
     include_str!("../openapi/paths/workloads.json"),
 ];
-const SCHEMAS: [&str; 13] = [
+const SCHEMAS: [&str; 14] = [
     include_str!("../openapi/schemas/actors.json"),
     include_str!("../openapi/schemas/autolock.json"),
+    include_str!("../openapi/schemas/autopilot.json"),
     include_str!("../openapi/schemas/cluster.json"),
     include_str!("../openapi/schemas/errors.json"),
     include_str!("../openapi/schemas/events.json"),

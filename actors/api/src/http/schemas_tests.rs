@@ -61,6 +61,19 @@ fn rare_views_match_their_schemas() {
     all.check("Blocker", &BlockerView { blocker, name: Some(name) });
     let (kind, namespace, name) = ("k".into(), "default".into(), "o".into());
     all.check("DeletedObject", &DeletedObjectView { kind, namespace, name, revision: Revision(7) });
+    let change = AutopilotChangeView {
+        at,
+        action: AutopilotAction::Promote,
+        node: NodeId::from_entropy(4),
+        replaces: None,
+        outcome: AutopilotOutcome::Settled,
+        why: "w".into(),
+    };
+    all.check("AutopilotChange", &change);
+    let drain = Drain { by: Principal::Operator, at, until: Some(at), replace: true };
+    all.check("Drain", &DrainView::from(&drain));
+    let pause = AutopilotPause { by: Principal::Operator, at, why: "w".into(), gave_up: true };
+    all.check("Declared", &DeclaredView { managers: 3, paused: Some(AutopilotPauseView::from(&pause)) });
     all.check("Hold", &HoldView { reason: "any".into(), message: "m".into() });
     all.check("GateTarget", &GateTarget { release, digest: "d".into(), floor: triple("2.0.0") });
     let wait = PlannedWaitView {

@@ -1,6 +1,6 @@
 //! How steps end: proposals, dial-backs, offers of leadership.
 
-use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, WaitReason};
+use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, Guard, WaitReason};
 
 use super::membership_requests::Probe;
 use super::plan::Wait;
@@ -20,10 +20,14 @@ impl RoleManager {
                 let changed = record.is_none_or(|record| record.revision >= applied);
                 self.backoff.wrote(node, changed, now.at + self.config.retry);
             }
-            let changed = matches!(&outgoing.sent, Sent::RoleRequest { command, .. } if !command.changes.is_empty());
             let Some(role_request) = self.role_requests.take_sent(step) else { continue };
             match role_request.change {
-                RequestedChange::Role(_) => out.push(Effect::Answer(role_request.ask, Answer::Role(Ok(changed)))),
+                RequestedChange::Role(role) => {
+                    // Written on condition that the node is to hold the role already.
+                    let unchanged = Guard::DesiredRole { node, role };
+                    let changed = matches!(&outgoing.sent, Sent::RoleRequest { command, .. } if !command.guards.contains(&unchanged));
+                    out.push(Effect::Answer(role_request.ask, Answer::Role(Ok(changed))));
+                }
                 RequestedChange::Remove { .. } => self.role_requests.follow(&role_request, &self.config, out),
             }
         }

@@ -11,8 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use muster_messages::{
-    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Liveness, NodeId, NodeRecord, Principal, Removal,
-    RequestId, Role, Tables, removal_digest, request_digest,
+    AUTOPILOT_LEVEL, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Liveness, NodeId, NodeRecord,
+    Principal, Removal, RequestId, Role, Tables, removal_digest, request_digest,
 };
 
 use super::quorum::{Electorate, QuorumCheck};
@@ -202,7 +202,10 @@ impl AdmissionCheck<'_> {
         if record.desired_role == role {
             // Decided through the log, not by this replica: a leader deposed while suspended has not noticed yet.
             let digest = role_request.unchanged_digest().unwrap_or_else(|| role_request.digest());
-            let command = self.command(role_request, digest, "unchanged").guard(Guard::DesiredRole { node, role });
+            let mut command = self.command(role_request, digest, "unchanged").guard(Guard::DesiredRole { node, role });
+            if self.remembers_requests() && role_request.by != Principal::Cluster {
+                command = command.change(Change::SetDesiredRole { node, role });
+            }
             return Decision::Write { command: Box::new(command), leaves: false };
         }
         let mut command = self.command(
@@ -230,6 +233,11 @@ impl AdmissionCheck<'_> {
             command = command.change(Change::GrantRole { node, role });
         }
         Decision::Write { command: Box::new(command), leaves: role == Role::Worker }
+    }
+
+    /// AUTO-6: under a declared number of managers a person's request is remembered, also of a role that the node is to hold already.
+    fn remembers_requests(&self) -> bool {
+        self.tables.feature_level() >= AUTOPILOT_LEVEL && self.tables.autopilot.policy.is_some()
     }
 
     fn removal(&self, role_request: &RoleRequest, since: Moment, record: &NodeRecord, force: bool) -> Decision {

@@ -156,6 +156,19 @@ fn retry_of_unchanged_role_is_answered_unchanged() {
     assert!(world.is_manager(4), "a retry writes nothing");
 }
 
+/// AUTO-6. Under a declared number of managers it is remembered, although it changes nothing.
+#[test]
+fn request_of_an_unchanged_role_is_remembered() {
+    let mut world = World::new(3, 1);
+    world.remember_callers();
+    let declared = Box::new(AutopilotPolicy::new(3));
+    world.apply_directly(Change::Autopilot(Box::new(AutopilotStep::Declare(declared))));
+    let ask = world.change(3, RequestedChange::Role(Role::Manager));
+    world.run_for(TICK);
+    assert_eq!(world.role_answer(ask), Some(Ok(false)));
+    assert_eq!(world.tables.autopilot.requested.get(&id(3)), Some(&Role::Manager));
+}
+
 /// Two promotions of one node, whose outcomes are unknown. The second is repeated between the two: by then it changes nothing, but its
 /// first proposal is applied before, as a change. Another request under its id stays refused.
 #[test]

@@ -58,6 +58,9 @@ pub(super) fn set_desired_role(
         not_leaving(record)?;
     }
     let old = record.desired_role;
+    autopilot::may_request(tables, stamp, id, role)?;
+    // Also if the role is that already: a person who requests it once more wants it to stay.
+    autopilot::requested(tables, stamp, id, role);
     if old == role {
         return Ok(());
     }
@@ -125,6 +128,7 @@ pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Resu
         stamp.log(tables, EventKind::Node, Some(id), was, None);
     }
     autolock::left(tables, id);
+    autopilot::left(tables, id);
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 
 mod authorities;
 mod autolock;
+mod autopilot;
 mod backup;
 mod certificates;
 mod commands;

@@ -6,6 +6,7 @@ mod events;
 mod gates;
 mod health;
 mod leases;
+mod managers;
 mod nodes;
 mod overview;
 
@@ -46,6 +47,8 @@ pub enum Page {
         node: String,
     },
     Certificates,
+    /// The declared number of managers.
+    Managers,
     /// What is wrong, with the instructions for this alert.
     Health {
         alert: String,
@@ -53,10 +56,11 @@ pub enum Page {
 }
 
 /// Where the pages are, in the order of the navigation: path, name, and the key that goes there after `g`.
-pub const PLACES: [(&str, &str, char); 8] = [
+pub const PLACES: [(&str, &str, char); 9] = [
     ("/", "Overview", 'o'),
     ("/health", "Health", 'h'),
     ("/nodes", "Nodes", 'n'),
+    ("/managers", "Managers", 'm'),
     ("/actors", "Actors", 'a'),
     ("/leases", "Leases", 'l'),
     ("/gates", "Release gates", 'r'),
@@ -89,6 +93,7 @@ impl Page {
             "/gates" => of("name").map_or(Page::Gates, Page::Gate),
             "/events" => Page::Events { kind: or_all("kind"), node: or_all("node") },
             "/certificates" => Page::Certificates,
+            "/managers" => Page::Managers,
             "/health" => Page::Health { alert: or_all("alert") },
             _ => return None,
         })
@@ -118,6 +123,7 @@ impl Page {
             Page::Gate(name) => vec![Topic::Reconciler(name.clone())],
             Page::Events { .. } => vec![Topic::Events, Topic::Nodes],
             Page::Certificates => vec![Topic::Certificates, Topic::Users, Topic::Tokens, Topic::Roots],
+            Page::Managers => vec![Topic::Autopilot, Topic::Nodes],
             Page::Health { .. } => health::NEEDED.iter().skip(1).map(|(topic, _)| topic.clone()).collect(),
         };
         [vec![Topic::Status], own].concat()
@@ -139,6 +145,7 @@ impl Page {
             Page::Gate(name) => (format!("Release gate {name}"), gates::one(seen, name)),
             Page::Events { kind, node } => ("Events".to_owned(), events::page(seen, kind, node)),
             Page::Certificates => ("Certificates".to_owned(), certificates::page(seen)),
+            Page::Managers => ("Managers".to_owned(), managers::page(seen)),
             Page::Health { alert } => ("Health".to_owned(), health::page(seen, alert)),
         };
         let title = text(&title);
@@ -185,6 +192,7 @@ fn subject(topic: &Topic) -> &'static str {
         Topic::Tokens => "join tokens",
         Topic::Roots => "the roots",
         Topic::Autolock => "autolock",
+        Topic::Autopilot => "the declared number of managers",
         Topic::ManagerActors => "the managers' actors",
     }
 }
@@ -225,6 +233,7 @@ impl Seen {
         tokens: Tokens => Vec<muster_messages::TokenView>;
         roots: Roots => muster_messages::RootsView;
         autolock: Autolock => muster_messages::AutolockView;
+        autopilot: Autopilot => muster_messages::AutopilotView;
         manager_actors: ManagerActors => Vec<muster_messages::NodeActorsView>;
     }
     fn nodes(&self) -> Option<&NodeListView> {

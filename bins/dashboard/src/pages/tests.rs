@@ -197,6 +197,7 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
         Page::Events { kind: HOSTILE.to_owned(), node: HOSTILE.to_owned() },
         Page::Events { kind: String::new(), node: String::new() },
         Page::Certificates,
+        Page::Managers,
         Page::Health { alert: HOSTILE.to_owned() },
     ];
     let seen = seen(vec![
@@ -211,6 +212,7 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
         ),
         (Topic::Leases, Answer::Leases(vec![read(lease.clone())])),
         (Topic::Lease(HOSTILE.to_owned(), HOSTILE.to_owned()), Answer::Leases(vec![read(lease)])),
+        (Topic::Autopilot, Answer::Autopilot(Box::new(read(autopilot(HOSTILE))))),
         (Topic::Reconcilers, Answer::Reconcilers(vec![read(gate.clone())])),
         (Topic::Reconciler(HOSTILE.to_owned()), Answer::Reconciler(Box::new(read(gate)))),
         (Topic::Events, Answer::Events([event(1, HOSTILE, HOSTILE, HOSTILE)].into())),
@@ -232,6 +234,58 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
             assert!(!tag.contains(" on") && !tag.contains(" style="), "{asked:?}: {tag}");
         }
     }
+}
+
+/// Three are declared; n3 was replaced by n4, and the next step has this reason.
+fn autopilot(said: &str) -> Value {
+    let at = "2024-01-01T00:00:00.000Z";
+    let change = |action: &str, node: &str, outcome: &str| json!({"at": at, "action": action, "node": node, "for": NODES[2], "outcome": outcome, "why": said});
+    json!({"policy": {"managers": 3, "eligible": {said: said}, "zone_label": said, "replace_after_ms": 600_000, "stabilize_ms": 30_000,
+            "shrink": true, "paused": {"by": said, "at": at, "why": said, "gave_up": true}, "generation": 1},
+        "healthy": false, "tolerance": 0, "optimistic_tolerance": 0, "voters": 3, "answering": 2, "zones": {said: 2},
+        "managers": [
+            {"node": NODES[0], "name": "n1", "zone": said, "answers": true, "down_since": null, "drain": null},
+            {"node": NODES[1], "name": "n2", "zone": null, "answers": false, "down_since": at,
+                "drain": {"by": said, "at": at, "until": at, "replace": false}}],
+        "candidates": [
+            {"node": NODES[2], "name": "n3", "zone": said, "preference": "prefer", "rank": 1, "excluded": null},
+            {"node": NODES[2], "name": "n9", "zone": null, "preference": "allow", "rank": null, "excluded": said}],
+        "next": {"action": null, "reason": said, "node": NODES[1], "not_before": at, "message": said},
+        "history": [change("demote", NODES[2], "settled"), change("promote", NODES[1], "begun")]})
+}
+
+#[test]
+fn managers_page_says_what_happens_next_and_why() {
+    let of = |autopilot: Value| {
+        Page::Managers.render(&seen(vec![
+            (Topic::Status, Answer::Status(read(status(3, &[], false)))),
+            (Topic::Autopilot, Answer::Autopilot(Box::new(read(autopilot)))),
+        ]))
+    };
+    let paused = of(autopilot("not_dead_yet"));
+    let declared = paused.part("declared");
+    for said in [
+        "3 managers; one is replaced after 600s",
+        "2 of 3 managers answer",
+        "class=\"bad\"",
+        "muster autopilot resume",
+        "not before <time",
+    ] {
+        assert!(declared.contains(said), "{said}: {declared}");
+    }
+    let (managers, workers, changes) = (paused.part("managers"), paused.part("workers"), paused.part("changes"));
+    assert!(managers.contains("silent") && managers.contains("drained"), "{managers}");
+    assert!(workers.find(">n3</a>").unwrap() < workers.find(">n9</a>").unwrap(), "{workers}");
+    assert!(changes.find("promote").unwrap() < changes.find("demote").unwrap(), "the newest first: {changes}");
+    assert!(!declared.contains("class=\"good\""), "{declared}");
+
+    let mut content = autopilot("content");
+    (content["policy"]["paused"], content["healthy"]) = (Value::Null, true.into());
+    assert_eq!(of(content).part("declared").matches("class=\"good\"").count(), 2);
+    let mut off = autopilot("off");
+    off["policy"] = Value::Null;
+    let off = of(off).part("declared");
+    assert!(off.contains("by operators only") && off.contains("muster cluster set managers=3"), "{off}");
 }
 
 #[test]

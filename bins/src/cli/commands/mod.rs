@@ -2,6 +2,7 @@
 
 mod actors;
 mod autolock;
+mod autopilot;
 mod backup;
 mod ca;
 mod dashboard;
@@ -187,6 +188,8 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Cert(command) => security::cert(&mut ctx, command).await,
         Command::Ca(command) => ca::run(&mut ctx, command).await,
         Command::Autolock(command) => autolock::run(&mut ctx, command).await,
+        Command::Cluster(command) => autopilot::cluster(&mut ctx, command).await,
+        Command::Autopilot(command) => autopilot::autopilot(&mut ctx, command).await,
         Command::Unlock(args) => autolock::unlock(&mut ctx, args).await,
         Command::Blocklist(command) => security::blocklist(&mut ctx, command).await,
         Command::User(command) => user::run(&mut ctx, command).await,

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome, parse};
-use muster_messages::wire::{ListOf, Request};
+use muster_messages::wire::{AutopilotRequest, ListOf, Request};
 use muster_messages::{
     ErrorCode, Generation, NodeListView, NodeMayStopView, NodeRemovedView, NodeRenamedView, NodeView, Role,
-    RoleChangeView, StatusView, WallTime,
+    RoleChangeView, StatusView, WallTime, word,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Context;
-use crate::cli::args::{NodeCommand, RoleChange};
+use crate::cli::args::{DrainArgs, NodeCommand, RoleChange};
+use crate::cli::duration::millis;
 use crate::cli::output::{lines, printable, without_fraction};
 use crate::cli::render;
 use crate::cli::tally::Tally;
@@ -63,10 +64,35 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
             };
             ctx.show(Request::NodeRename { node, name }, |_| String::new(), sentence).await
         }
-        NodeCommand::Update { node, label_add, label_rm, generation } => {
-            let add: BTreeMap<String, String> = label_add.into_iter().collect();
-            let request = Request::NodeUpdate { node, add, remove: label_rm, generation: generation.map(Generation) };
-            ctx.show(request, |_| String::new(), render::node).await
+        NodeCommand::Drain(DrainArgs { node, lasts, replace }) => {
+            let request = AutopilotRequest::Drain { node: node.clone(), for_ms: lasts.map(millis), replace };
+            ctx.show(Request::Autopilot(request), |_| String::new(), |view| render::drained(&node, view)).await
+        }
+        NodeCommand::Undrain { node } => {
+            let request = AutopilotRequest::Undrain { node: node.clone() };
+            ctx.show(Request::Autopilot(request), |_| String::new(), |view| render::drained(&node, view)).await
+        }
+        NodeCommand::Update { node, label_add, label_rm, generation, manager } => {
+            let prefer = manager.map(|preference| {
+                let sentence = format!("{}: manager {}", printable(&node), word(preference));
+                (Request::Autopilot(AutopilotRequest::Prefer { node: node.clone(), preference }), sentence)
+            });
+            let is_labelled = !label_add.is_empty() || !label_rm.is_empty() || prefer.is_none();
+            if is_labelled {
+                let add: BTreeMap<String, String> = label_add.into_iter().collect();
+                let generation = generation.map(Generation);
+                let request = Request::NodeUpdate { node, add, remove: label_rm, generation };
+                // First: it is refused if the node is of another generation.
+                ctx.show(request, |_| String::new(), render::node).await?;
+            } else if generation.is_some() {
+                let text = "--generation is that of the labels: a preference as manager has none";
+                return Err(Failure::new(ErrorCode::Invalid, text));
+            }
+            match prefer {
+                Some((request, sentence)) if !is_labelled => ctx.done(request, &sentence).await,
+                Some((request, _)) => ctx.client.call(request).await.map(|_| 0),
+                None => Ok(0),
+            }
         }
     }
 }

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome, RotationGoal, parse};
 use muster_local_cluster::{WAIT_LIMIT, answers, until};
-use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{ActorNode, Membership, NodeView, Role, RootChangeView};
+use muster_messages::wire::{ActorsAsk, ActorsOf, AutopilotRequest, AutopilotSettings, Request};
+use muster_messages::{
+    ActorNode, AutopilotCandidateView, AutopilotView, ManagerPreference, Membership, NodeId, NodeView, Role,
+    RootChangeView,
+};
 
 use super::cluster::LocalCluster;
 use crate::cli::waiting::{wait_for_rotation, wait_until_settled};
@@ -83,6 +86,57 @@ pub async fn restart_manager(cluster: &mut LocalCluster, name: &str) -> Outcome 
         Ok(follows.then_some(()))
     })
     .await
+}
+
+/// How long a manager must be down here before it is replaced. Only a cluster for experiments accepts less than a minute.
+const REPLACE_AFTER_MS: u64 = 2_000;
+const STABILIZE_MS: u64 = 1_000;
+
+/// Declares three managers and kills one for good. Returns its name, its successor's, and the time until that votes.
+pub async fn lose_manager(cluster: &mut LocalCluster) -> Outcome<(String, String, Duration)> {
+    // n5 is to stay what it is.
+    let (node, preference) = ("n5".to_owned(), ManagerPreference::Never);
+    cluster.ask(Request::Autopilot(AutopilotRequest::Prefer { node, preference })).await?;
+    let settings = AutopilotSettings {
+        managers: Some(3),
+        replace_after_ms: Some(REPLACE_AFTER_MS),
+        stabilize_ms: Some(STABILIZE_MS),
+        ..AutopilotSettings::default()
+    };
+    cluster.ask(Request::Autopilot(AutopilotRequest::Set { settings, generation: None })).await?;
+    let leads = leader(cluster).await?;
+    let before = autopilot(cluster).await?;
+    // n4 was promoted by hand a moment ago; an older manager is taken.
+    let victim = before.managers.iter().find(|manager| ![leads.as_str(), "n4"].contains(&manager.name.as_str()));
+    let victim = victim.ok_or_else(|| Failure::internal("there is no manager to kill"))?.name.to_string();
+    let begun = Instant::now();
+    cluster.kill(&victim).await?;
+    let successor = until("another node in its place", async || {
+        let view = autopilot(cluster).await?;
+        let settled = view.answering == 3 && view.voters == 3 && view.next.action.is_none();
+        let known = |node: NodeId| before.managers.iter().any(|manager| manager.node == node);
+        let new = view.managers.iter().find(|manager| !known(manager.node));
+        Ok(new.filter(|_| settled).map(|manager| manager.name.to_string()))
+    })
+    .await?;
+    Ok((victim, successor, begun.elapsed()))
+}
+
+/// Restarts a manager that was replaced; then nothing is declared any more.
+pub async fn return_as_candidate(cluster: &mut LocalCluster, name: &str) -> Outcome {
+    cluster.restart(name).await?;
+    until(&format!("{name} back as a candidate"), async || {
+        let view = autopilot(cluster).await?;
+        let ranked = |candidate: &AutopilotCandidateView| candidate.name.as_str() == name && candidate.rank.is_some();
+        Ok(view.candidates.iter().any(ranked).then_some(()))
+    })
+    .await?;
+    cluster.ask(Request::Autopilot(AutopilotRequest::Withdraw { generation: None })).await.map(drop)
+}
+
+async fn autopilot(cluster: &LocalCluster) -> Outcome<AutopilotView> {
+    let state = cluster.ask(Request::Autopilot(AutopilotRequest::State)).await?;
+    serde_json::from_value(state).map_err(|e| Failure::internal(format!("unreadable answer: {e}")))
 }
 
 /// Inspects one actor of the leader.

@@ -13,7 +13,8 @@ use super::cluster::LocalCluster;
 use super::handover::{Handover, contend};
 use super::state::State;
 use super::steps::{
-    change_role, kill_leader, leader, leader_actor, manager_except, nodes, restart_manager, rotate_root,
+    change_role, kill_leader, leader, leader_actor, lose_manager, manager_except, nodes, restart_manager,
+    return_as_candidate, rotate_root,
 };
 use crate::cli::duration::{format_duration, millis};
 use crate::cli::output::{Out, print};
@@ -117,6 +118,18 @@ impl Tour {
         self.step("replace the root", async |cluster| {
             let took = rotate_root(cluster).await?;
             StepReport::timed(took, "every node has a certificate of another root; the former one is still trusted")
+        })
+        .await?;
+        let mut lost = String::new();
+        self.step("declare three managers, and kill -9 one of them", async |cluster| {
+            let (name, successor, took) = lose_manager(cluster).await?;
+            lost = name;
+            StepReport::timed(took, format!("{lost} was demoted, {successor} votes in its place"))
+        })
+        .await?;
+        self.step("restart the replaced manager", async |cluster| {
+            return_as_candidate(cluster, &lost).await?;
+            StepReport::text(format!("{lost} is a worker and a candidate"))
         })
         .await?;
         self.step("remove a worker by force", remove_worker).await?;

@@ -2,6 +2,7 @@
 
 mod actors;
 mod autolock;
+mod autopilot;
 mod events;
 mod live;
 mod nodes;
@@ -12,6 +13,10 @@ mod workloads;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::autolock::{autolock, locked, unlock_key};
+pub use self::autopilot::{
+    autopilot, autopilot_changed, autopilot_explained, autopilot_explained_of, autopilot_preview, drained, standing,
+    warning,
+};
 pub use self::events::{event_lines, events};
 pub use self::live::{Baseline, live};
 pub use self::nodes::{may_stop, node, nodes, nodes_at_a_glance, status};

@@ -8,7 +8,7 @@ use muster_messages::{
 };
 
 use super::{stale_notice, when};
-use crate::cli::output::{Table, or_dash, short, without_fraction};
+use crate::cli::output::{Table, or_dash, printable, short, without_fraction};
 
 pub fn nodes(nodes: &NodeListView) -> String {
     let mut table =
@@ -64,6 +64,8 @@ fn state(node: &NodeView) -> String {
         " (no contact)"
     } else if node.stale {
         " (stale)"
+    } else if node.conditions.iter().any(|condition| condition.reason == WaitReason::Drained) {
+        " (drained)"
     } else {
         ""
     };
@@ -186,6 +188,12 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
         "nodes",
         format!("{}: {} managers, {} workers; {} ready, {} down", n.total, n.managers, n.workers, n.ready, n.down),
     );
+    if let Some(declared) = &status.declared {
+        let paused = declared.paused.as_ref().map_or_else(String::new, |pause| {
+            format!("; paused since {}: {}; `muster autopilot resume`", when(pause.at), printable(&pause.why))
+        });
+        row("declared", format!("{} managers{paused}", declared.managers));
+    }
     for p in &status.pending {
         let (wants, reason, since) = (word(p.wants), word(p.reason), when(p.since));
         row("pending", format!("{} wants {wants}: {reason}: {} (since {since})", p.name, p.message));

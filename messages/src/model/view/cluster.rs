@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::PendingView;
+use super::{AutopilotPauseView, PendingView};
 use crate::model::{
     AuthorityOrigin, Membership, Name, NodeId, NodeProcess, RaftId, Revision, Role, RootId, Term, WallTime,
 };
@@ -28,6 +28,17 @@ pub struct StatusView {
     /// The root that signs, while it expires within [`ROOT_EXPIRES_SOON`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_expires: Option<RootExpiryView>,
+    /// Where a number of managers is declared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<DeclaredView>,
+}
+
+/// The declared number of managers in short; `muster autopilot state` has the rest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeclaredView {
+    pub managers: u8,
+    /// No role changes by itself meanwhile.
+    pub paused: Option<AutopilotPauseView>,
 }
 
 /// A root that signs and expires soon: certificates end with it, and none can be signed in its last hour.

@@ -5,6 +5,7 @@
 
 mod actors;
 mod autolock;
+mod autopilot;
 mod cluster;
 mod events;
 mod leases;
@@ -17,6 +18,7 @@ mod workloads;
 
 pub use self::actors::*;
 pub use self::autolock::*;
+pub use self::autopilot::*;
 pub use self::cluster::*;
 pub use self::events::*;
 pub use self::leases::*;

@@ -36,6 +36,8 @@ pub enum WaitReason {
     SnapshotNotTaken,
     /// The manager's state differs from the leader's.
     StateDiverged,
+    /// The node is in maintenance.
+    Drained,
     /// A reason that only a newer release knows: a list that contains it can still be read.
     #[serde(other)]
     Other,

@@ -58,10 +58,64 @@ macro_rules! bugs_detected {
                 Bug::DeleteFormerKeys,
                 Bug::ReportUnwrittenKey,
                 Bug::FollowOlderKey,
+                Bug::ActWhilePaused,
+                Bug::ResumeByItself,
+                Bug::PromoteBeforeDemotion,
+                Bug::BeginTwice,
+                Bug::DemoteSilentManagers,
+                Bug::ForgetPersons,
+                Bug::PickAnyCandidate,
+                Bug::TrustRecordedLiveness,
+                Bug::OnlyDemote,
             ];
             assert_eq!([[$(Bug::$bug,)*].as_slice(), others.as_slice()].concat(), Bug::ALL.as_slice());
         }
     };
+}
+
+#[test]
+fn detects_autopilot_that_acts_while_paused() {
+    check(Kind::Autopilot, Bug::ActWhilePaused);
+}
+
+#[test]
+fn detects_autopilot_that_ends_a_pause() {
+    check(Kind::Autopilot, Bug::ResumeByItself);
+}
+
+#[test]
+fn detects_successors_promoted_before_the_demotion() {
+    check(Kind::Autopilot, Bug::PromoteBeforeDemotion);
+}
+
+#[test]
+fn detects_two_changes_of_the_autopilot_at_once() {
+    check(Kind::Autopilot, Bug::BeginTwice);
+}
+
+#[test]
+fn detects_silent_managers_demoted() {
+    check(Kind::Autopilot, Bug::DemoteSilentManagers);
+}
+
+#[test]
+fn detects_forgotten_requests_of_operators() {
+    check(Kind::Autopilot, Bug::ForgetPersons);
+}
+
+#[test]
+fn detects_candidates_picked_by_chance() {
+    check(Kind::Autopilot, Bug::PickAnyCandidate);
+}
+
+#[test]
+fn detects_trust_in_what_another_leader_observed() {
+    check(Kind::Autopilot, Bug::TrustRecordedLiveness);
+}
+
+#[test]
+fn detects_managers_demoted_and_not_replaced() {
+    check(Kind::Autopilot, Bug::OnlyDemote);
 }
 
 #[test]

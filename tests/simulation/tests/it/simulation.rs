@@ -61,6 +61,19 @@ fn sampled_seeds_of_autolock_hold() {
 }
 
 #[test]
+fn sampled_seeds_of_the_autopilot_hold() {
+    check(Kind::Autopilot, SAMPLED_SEEDS);
+}
+
+/// Managers die for long, return, are drained and demoted by hand: the quorum is never lost to the autopilot, and in the end as many
+/// managers answer as declared.
+#[test]
+#[ignore = "full tier"]
+fn all_autopilot_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Autopilot, 1000);
+}
+
+#[test]
 #[ignore = "full tier"]
 fn all_autolock_seeds_hold_and_cover_every_event() {
     check_all(Kind::Autolock, 1000);

@@ -32,6 +32,7 @@ pub fn all(seen: &Seen) -> Vec<Finding> {
     found.extend(old(seen));
     found.extend(quorum(seen, status));
     found.extend(trouble(status));
+    found.extend(declared(status));
     found.extend(pending(seen, status));
     found.extend(duplicates(status));
     found.extend(nodes(seen, status));
@@ -146,6 +147,7 @@ fn advice(reason: WaitReason) -> Markup {
         WaitReason::DuplicateIdentity => {
             html! { "stop the process that was started from a copy of its data directory" }
         }
+        WaitReason::Drained => html! { (code(&["muster", "node", "undrain"])) " once it is back" },
         WaitReason::ReportedNameDiffers => {
             html! { (code(&["muster", "node", "rename"])) ", or correct its " (code(&["--name"])) }
         }
@@ -165,6 +167,27 @@ fn pending(seen: &Seen, status: &StatusView) -> Vec<Finding> {
         if long { found.alert("MusterRoleChangePending") } else { found }
     };
     status.pending.iter().map(of).collect()
+}
+
+/// The declared number of managers, and whether it is kept.
+fn declared(status: &StatusView) -> Vec<Finding> {
+    let Some(declared) = &status.declared else { return Vec::new() };
+    let mut found = Vec::new();
+    if let Some(pause) = &declared.paused {
+        let what = html! { "the autopilot is paused: " (text(&pause.why)) };
+        let then = code(&["muster", "autopilot", "resume"]);
+        found.push(match pause.gave_up {
+            true => Finding::new(Grade::Bad, "paused", what).alert("MusterAutopilotGaveUp").since(pause.at).then(then),
+            false => Finding::new(Grade::Plain, "paused", what).since(pause.at).then(then),
+        });
+    }
+    let (managers, answering) = (usize::from(declared.managers), status.quorum.reachable);
+    if managers > answering {
+        let what = html! { (answering) " managers answer, " (managers) " are declared" };
+        let then = html! { (code(&["muster", "autopilot", "state"])) " says why" };
+        found.push(Finding::new(Grade::Warn, "declared", what).alert("MusterManagersMissing").then(then));
+    }
+    found
 }
 
 fn duplicates(status: &StatusView) -> Vec<Finding> {
@@ -196,7 +219,7 @@ fn nodes(seen: &Seen, status: &StatusView) -> Vec<Finding> {
             let cannot = matches!(condition.reason, WaitReason::SnapshotNotTaken | WaitReason::StateDiverged);
             let grade = match condition.reason {
                 _ if cannot => Grade::Bad,
-                WaitReason::NoContact => Grade::Plain,
+                WaitReason::NoContact | WaitReason::Drained => Grade::Plain,
                 _ => Grade::Warn,
             };
             let what = html! { (node_link(node.name.as_str())) ": " (plain(condition.reason)) ", " (text(&condition.message)) };

@@ -119,7 +119,7 @@ fn lost_quorum_names_who_is_missing_and_what_to_do() {
 type Check = (&'static str, &'static str, fn(&mut Value), &'static [&'static str]);
 
 /// Each condition that this page can tell: the answer it is in, the alert, a change, and what is said.
-const CHECKS: [Check; 23] = [
+const CHECKS: [Check; 25] = [
     ("status", "MusterNoLeader", |v| v["raft"]["leader"] = Value::Null, &["no manager leads"]),
     (
         "status",
@@ -146,6 +146,22 @@ const CHECKS: [Check; 23] = [
                 "since": "2023-12-31T23:40:00.000Z", "retry_at": null}]);
         },
         &["quorum at risk", "two are silent", "bring the silent managers back"],
+    ),
+    (
+        "status",
+        "MusterAutopilotGaveUp",
+        |v| {
+            let pause =
+                json!({"by": "x", "at": "2024-01-01T00:00:00.000Z", "why": "too many in an hour", "gave_up": true});
+            v["declared"] = json!({"managers": 3, "paused": pause});
+        },
+        &["the autopilot is paused: too many in an hour", "muster autopilot resume"],
+    ),
+    (
+        "status",
+        "MusterManagersMissing",
+        |v| v["declared"] = json!({"managers": 7, "paused": null}),
+        &["7 are declared", "muster autopilot state"],
     ),
     (
         "status",

@@ -1,0 +1,488 @@
+//! The autopilot's decisions over time: one change after the other, each recorded before it is requested and again once it has ended.
+//!
+//! Owns        how long this leader has seen each node ready or down, and which request of its own has been accepted.
+//! Inputs      the newest state and doubts, results of its proposals, requests and offers, the clock.
+//! Outputs     proposals of its own records, requests to the role manager, offers of leadership.
+//! A crash costs time only: the change that has begun is in the state, and its request may be repeated.
+//! The wall clock is read once for each term, when its leadership begins; from then on only the monotonic clock counts. All incarnations
+//! of a term agree on the time, and a clock that is set meanwhile changes no decision.
+
+mod candidates;
+mod facts;
+mod plan;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_messages::{
+    AUTOPILOT_LEVEL, AutopilotAction, AutopilotActorView, AutopilotChange, AutopilotOutcome, AutopilotPolicy,
+    AutopilotStep, ErrorBody, Membership, Moment, NodeDoubts, NodeId, Replica, Revision, Role, Tables, WallTime,
+};
+
+pub use self::candidates::Candidate;
+pub use self::facts::{Doubt, Facts, Now, Seen, Sightings, Unsettled, Voter, Worker, excused, majority};
+pub use self::plan::{Act, Decision, Plan, Wait, plan};
+use crate::Config;
+use crate::bugs::{BugInjection, is_injected};
+
+#[derive(Debug)]
+pub enum Input {
+    State {
+        replica: Arc<Replica>,
+        doubts: Arc<NodeDoubts>,
+    },
+    /// The proposal in flight has ended. `false`: not applied, or unknown.
+    Proposed(bool),
+    /// The role manager has answered the request in flight.
+    Requested(Result<(), ErrorBody>),
+    /// The offer of leadership has failed. One that succeeded ends the term, and this core with it.
+    NotHandedOver,
+    Woke,
+}
+
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    /// To be applied by this term's leader. Answered with `Proposed`.
+    Propose {
+        at: WallTime,
+        step: AutopilotStep,
+    },
+    /// Answered with `Requested`.
+    SetRole {
+        node: NodeId,
+        role: Role,
+    },
+    /// Answered with `NotHandedOver`, unless another node leads.
+    HandOver {
+        to: NodeId,
+    },
+    /// The decision has changed.
+    Decided(String),
+    WakeAt(Option<Moment>),
+}
+
+/// What was asked and is not answered yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum InFlight {
+    Proposal,
+    /// The role that this change is about.
+    Request(u64),
+    /// The former role, because this change did not settle in time.
+    TakingBack(u64),
+    HandOver,
+}
+
+/// Whether a change that has begun is still to be requested.
+enum Cause {
+    Holds,
+    /// This leader does not know yet.
+    Unknown,
+    Gone(&'static str),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Core {
+    config: Config,
+    leads_since: Now,
+    replica: Arc<Replica>,
+    doubts: Arc<NodeDoubts>,
+    /// When this replica was first seen: its acknowledgements are older than now by what has passed since.
+    seen_at: Moment,
+    sightings: Sightings,
+    in_flight: Option<InFlight>,
+    /// The change whose request was accepted.
+    accepted: Option<u64>,
+    /// Refused for now, or lost: not tried before.
+    retry_at: Option<Moment>,
+    /// Leadership is not offered again before.
+    hand_over_at: Option<Moment>,
+    /// The last node that leadership was offered to.
+    offered_to: Option<NodeId>,
+    /// The proposal in flight records a refusal.
+    refused: bool,
+    /// Of the last decision, so that a repeated one is not logged again.
+    decided: Option<Decision>,
+    /// Changes that ended in this term, and the number of the last one.
+    ended: BTreeMap<(AutopilotAction, AutopilotOutcome), u64>,
+    counted: Option<u64>,
+}
+
+impl Core {
+    /// For one term of leadership. `leads_since`: both clocks when it began, the same for all incarnations.
+    pub fn new(config: Config, leads_since: Now) -> Self {
+        Self {
+            config,
+            leads_since,
+            replica: Arc::default(),
+            doubts: Arc::default(),
+            seen_at: leads_since.at,
+            sightings: Sightings::default(),
+            in_flight: None,
+            accepted: None,
+            retry_at: None,
+            hand_over_at: None,
+            offered_to: None,
+            refused: false,
+            decided: None,
+            ended: BTreeMap::new(),
+            counted: None,
+        }
+    }
+
+    /// Both clocks, by the monotonic one.
+    fn now(&self, at: Moment) -> Now {
+        Now { at, wall: self.leads_since.wall.plus(at.since(self.leads_since.at)) }
+    }
+
+    /// Handles an input, and takes the next step if there is one.
+    pub fn step(&mut self, at: Moment, input: Input, out: &mut Vec<Effect>) {
+        let now = self.now(at);
+        match input {
+            Input::State { replica, doubts } => self.see(at, replica, doubts),
+            Input::Proposed(applied) => {
+                self.in_flight = None;
+                let refused = std::mem::take(&mut self.refused);
+                if !applied || refused {
+                    // The same plan would be refused again: facts change slower than the log takes entries.
+                    let pause = if refused { self.config.between_changes } else { self.config.retry };
+                    self.retry_at = Some(at + pause);
+                }
+            }
+            Input::Requested(answer) => self.requested(now, answer, out),
+            Input::NotHandedOver => {
+                self.in_flight = None;
+                self.hand_over_at = Some(at + self.config.between_changes);
+            }
+            Input::Woke => {}
+        }
+        self.advance(now, out);
+    }
+
+    fn see(&mut self, at: Moment, replica: Arc<Replica>, doubts: Arc<NodeDoubts>) {
+        self.doubts = doubts;
+        if Arc::ptr_eq(&self.replica, &replica) {
+            return; // its acknowledgements grow older
+        }
+        (self.replica, self.seen_at) = (replica, at);
+        let autopilot = &self.replica.tables.autopilot;
+        let ended = autopilot.changes.iter().filter(|change| change.outcome != AutopilotOutcome::Begun);
+        let newest = ended.clone().map(|change| change.number).max().unwrap_or(0);
+        let counted = *self.counted.get_or_insert(newest);
+        for change in ended.filter(|change| change.number > counted) {
+            *self.ended.entry((change.action, change.outcome)).or_default() += 1;
+        }
+        self.counted = Some(newest.max(counted));
+    }
+
+    fn autopilot(&self) -> &muster_messages::Autopilot {
+        &self.replica.tables.autopilot
+    }
+
+    /// The facts of this moment.
+    pub fn facts(&self, at: Moment) -> Facts {
+        self.facts_of(&self.replica, &self.sightings, self.now(at))
+    }
+    fn facts_of(&self, replica: &Replica, sightings: &Sightings, now: Now) -> Facts {
+        Facts::of(replica, self.seen_at, &self.doubts, sightings, self.leads_since.at, &self.config, now)
+    }
+    /// The plan of this moment, as it would be under this policy. `None`: the one in force.
+    pub fn plan(&self, at: Moment, policy: Option<AutopilotPolicy>) -> (Facts, Plan) {
+        let Some(policy) = policy else {
+            let facts = self.facts(at);
+            let plan = plan(self.autopilot(), &facts, &self.config);
+            return (facts, plan);
+        };
+        let mut replica = Replica::clone(&self.replica);
+        replica.tables.autopilot.policy = Some(Arc::new(policy));
+        let mut sightings = self.sightings.clone();
+        // Without a declaration nothing was watched: what would be done first is said as if it had been.
+        let excused = excused(&replica, self.seen_at, self.now(at));
+        sightings.follow(&replica, &self.doubts, &excused, self.leads_since.at);
+        let facts = self.facts_of(&replica, &sightings, self.now(at));
+        let plan = plan(&replica.tables.autopilot, &facts, &self.config);
+        (facts, plan)
+    }
+
+    /// For metrics and `muster actors inspect`. `replica`: the newest one, which a core that has nothing to do was not shown.
+    pub fn view(&self, at: Moment, replica: &Replica) -> AutopilotActorView {
+        let Self { doubts, sightings, config, .. } = self;
+        let facts = Facts::of(replica, at, doubts, sightings, self.leads_since.at, config, self.now(at));
+        let autopilot = &replica.tables.autopilot;
+        let plan = plan(autopilot, &facts, config);
+        let policy = autopilot.policy.as_deref();
+        let paused = policy.and_then(|policy| policy.paused.as_ref());
+        AutopilotActorView {
+            declared: policy.map(|policy| policy.managers),
+            paused: paused.is_some(),
+            gave_up: paused.is_some_and(|pause| pause.gave_up),
+            voters: facts.voters.len(),
+            answering: facts.answering(),
+            tolerance: facts.tolerance(),
+            candidates: plan.candidates.iter().filter(|candidate| candidate.standing.is_ok()).count(),
+            drained: autopilot.drains.len(),
+            reason: match &plan.decision {
+                Decision::Wait(wait) => Some(wait.reason.to_string()),
+                Decision::Act(_) | Decision::GiveUp(_) => None,
+            },
+            decided: self.decided.as_ref().map_or(String::new(), |decided| text(decided).to_owned()),
+            outstanding: autopilot.outstanding().map(|change| change.number),
+            ended: self.ended.iter().map(|((action, outcome), count)| (*action, *outcome, *count)).collect(),
+        }
+    }
+
+    fn advance(&mut self, now: Now, out: &mut Vec<Effect>) {
+        // A build that knows the autopilot may run in a cluster that does not yet.
+        let allowed = self.replica.tables.feature_level() >= AUTOPILOT_LEVEL;
+        let is_declared = allowed && self.autopilot().policy.is_some();
+        if is_declared {
+            let excused = excused(&self.replica, self.seen_at, now);
+            self.sightings.follow(&self.replica, &self.doubts, &excused, now.at);
+        } else {
+            // AUTO-1. What was seen is forgotten: a new declaration begins with what is seen from then on.
+            (self.sightings, self.accepted, self.decided) = (Sightings::default(), None, None);
+        }
+        self.retry_at = self.retry_at.filter(|at| now.at < *at);
+        if !allowed || self.in_flight.is_some() {
+            return;
+        }
+        let maintained_at = self.maintain(now, out);
+        if !is_declared {
+            out.push(Effect::WakeAt(maintained_at.into_iter().chain(self.retry_at).min()));
+            return;
+        }
+        let (_, plan) = self.plan(now.at, None);
+        if self.decided.as_ref() != Some(&plan.decision) {
+            if self.decided.as_ref().map(reason) != Some(reason(&plan.decision)) {
+                out.push(Effect::Decided(text(&plan.decision).to_owned()));
+            }
+            self.decided = Some(plan.decision.clone());
+        }
+        out.push(Effect::WakeAt(plan.wake_at.into_iter().chain(self.retry_at).chain(maintained_at).min()));
+        if self.retry_at.is_some() || self.in_flight.is_some() {
+            return;
+        }
+        let begun = self.autopilot().outstanding().filter(|_| !is_injected(BugInjection::ForgetBegun));
+        if let Some(change) = begun.cloned() {
+            return self.pursue(now, &change, out);
+        }
+        match plan.decision {
+            Decision::Act(Act { action, node, replaces, why }) => {
+                let policy = self.autopilot().policy.as_ref().map_or(Revision(0), |policy| policy.revision);
+                self.propose(now, AutopilotStep::Begin { policy, action, node, replaces, why }, out);
+            }
+            Decision::GiveUp(why) => self.propose(now, AutopilotStep::Pause { why, gave_up: true }, out),
+            Decision::Wait(_) if is_injected(BugInjection::ResumeByItself) && self.is_paused() => {
+                self.propose(now, AutopilotStep::Resume, out);
+            }
+            Decision::Wait(_) => {}
+        }
+    }
+
+    fn is_paused(&self) -> bool {
+        self.autopilot().policy.as_ref().is_some_and(|policy| policy.paused.is_some())
+    }
+
+    /// Ends a drain whose time is over, or gives up leadership on a drained node. Returns when to look again.
+    fn maintain(&mut self, now: Now, out: &mut Vec<Effect>) -> Option<Moment> {
+        let drains = &self.autopilot().drains;
+        if drains.is_empty() || self.retry_at.is_some() {
+            return None;
+        }
+        if let Some((node, drain)) = drains.iter().find(|(_, drain)| !facts::lasts(drain, now.wall)) {
+            let (node, ends) = (*node, drain.until);
+            self.propose(now, AutopilotStep::Undrain { node, ends }, out);
+            return None;
+        }
+        let moment = |until: WallTime| {
+            let left = u64::try_from(until.0.saturating_sub(now.wall.0)).unwrap_or(0);
+            now.at + std::time::Duration::from_millis(left)
+        };
+        let ends = drains.values().filter_map(|drain| drain.until).map(moment).min();
+        let facts = self.facts(now.at);
+        let leads_drained = facts.voters.iter().any(|voter| voter.leads && voter.drain.is_some());
+        if !leads_drained || !facts.known {
+            let known_at = leads_drained.then(|| self.leads_since.at + 2 * self.config.election_timeout);
+            return ends.into_iter().chain(known_at).min();
+        }
+        self.hand_over_at = self.hand_over_at.filter(|at| now.at < *at);
+        let may_lead = |voter: &&Voter| voter.answers && voter.drain.is_none() && !voter.leads && !voter.leaves;
+        let others = || facts.voters.iter().filter(may_lead).map(|voter| voter.node);
+        // One that did not take over is asked again after all others.
+        let target = others().find(|node| Some(*node) > self.offered_to).or_else(|| others().next());
+        match (self.hand_over_at, target) {
+            (None, Some(to)) => {
+                (self.in_flight, self.offered_to) = (Some(InFlight::HandOver), Some(to));
+                out.push(Effect::HandOver { to });
+                ends
+            }
+            (later, _) => ends.into_iter().chain(later.or(Some(now.at + self.config.retry))).min(),
+        }
+    }
+
+    fn propose(&mut self, now: Now, step: AutopilotStep, out: &mut Vec<Effect>) {
+        self.in_flight = Some(InFlight::Proposal);
+        out.push(Effect::Propose { at: now.wall, step });
+    }
+    fn end(&mut self, now: Now, number: u64, outcome: AutopilotOutcome, why: impl Into<String>, out: &mut Vec<Effect>) {
+        self.propose(now, AutopilotStep::End { number, outcome, why: why.into() }, out);
+    }
+
+    /// The change that has begun: requests it, and records its end.
+    fn pursue(&mut self, now: Now, change: &AutopilotChange, out: &mut Vec<Effect>) {
+        let AutopilotChange { number, node, action, .. } = *change;
+        let tables = &self.replica.tables;
+        let Some(record) = tables.nodes.get(&node) else {
+            return self.end(now, number, AutopilotOutcome::Dropped, "the node was removed", out);
+        };
+        let (desired, membership) = (record.desired_role, tables.membership_of(node));
+        if tables.autopilot.requested.contains_key(&node) || record.removing.is_some() {
+            // AUTO-6: a person has requested something since.
+            return self.end(
+                now,
+                number,
+                AutopilotOutcome::Dropped,
+                "an operator changed the node's role meanwhile",
+                out,
+            );
+        }
+        let is_there = match action {
+            AutopilotAction::Promote => membership == Membership::Voter,
+            AutopilotAction::Demote => membership == Membership::None,
+        };
+        if desired == action.role() && is_there {
+            return self.end(now, number, AutopilotOutcome::Settled, "", out);
+        }
+        let overdue = self.is_overdue(now, change);
+        if desired == action.role() {
+            if overdue && action == AutopilotAction::Promote {
+                self.in_flight = Some(InFlight::TakingBack(number));
+                out.push(Effect::SetRole { node, role: Role::Worker });
+            }
+        } else if overdue && action == AutopilotAction::Promote {
+            // Taken back, and the answer was lost; or it was never requested, which its node may be the reason for.
+            self.end(now, number, AutopilotOutcome::TakenBack, "the node did not become a manager in time", out);
+        } else if self.accepted == Some(number) {
+            // It was written, and is no longer so: by someone who leaves no trace, an operator of an older build.
+            self.end(now, number, AutopilotOutcome::Dropped, "the node's role was changed meanwhile", out);
+        } else if overdue {
+            self.end(now, number, AutopilotOutcome::Dropped, "not requested in time", out);
+        } else {
+            match self.cause_of(now, change) {
+                // The plan looks again when it will know, and what changes is shown.
+                Cause::Unknown => {}
+                Cause::Gone(why) => self.end(now, number, AutopilotOutcome::Dropped, why, out),
+                Cause::Holds => {
+                    self.in_flight = Some(InFlight::Request(number));
+                    out.push(Effect::SetRole { node, role: action.role() });
+                }
+            }
+        }
+    }
+
+    /// Clocks of leaders differ: this one has waited for as long itself.
+    fn is_overdue(&self, now: Now, change: &AutopilotChange) -> bool {
+        let (led, limit) = (now.at.since(self.leads_since.at), self.config.settle_within);
+        led >= limit && facts::age(change.at, now, self.leads_since.at) >= limit
+    }
+
+    /// AUTO-5, AUTO-8: why a demotion began may be over when it is requested, and another leader may have begun it.
+    fn cause_of(&self, now: Now, change: &AutopilotChange) -> Cause {
+        if change.action == AutopilotAction::Promote {
+            return Cause::Holds;
+        }
+        let facts = self.facts(now.at);
+        let Some(voter) = facts.voters.iter().find(|voter| voter.node == change.node) else { return Cause::Holds };
+        if change.replaces == Some(change.node) {
+            return match voter.seen {
+                _ if !facts.known => Cause::Unknown,
+                _ if voter.answers => Cause::Gone("it returned"),
+                Some(Seen::Ready(_)) => Cause::Gone("it returned"),
+                Some(Seen::Down(_)) => Cause::Holds,
+                None => Cause::Unknown,
+            };
+        }
+        let goes = voter.drain.is_some_and(|drain| drain.replace);
+        let is_surplus =
+            |policy: &AutopilotPolicy| facts.voters.len() > usize::from(policy.managers) && (policy.shrink || goes);
+        match self.autopilot().policy.as_deref().is_some_and(is_surplus) {
+            true => Cause::Holds,
+            false => Cause::Gone("it is not surplus any more"),
+        }
+    }
+
+    /// It has begun, and no person has requested a role of its node since.
+    fn is_wanted(&self, number: u64) -> bool {
+        let begun = self.autopilot().outstanding().filter(|change| change.number == number);
+        begun.is_some_and(|change| !self.autopilot().requested.contains_key(&change.node))
+    }
+
+    fn requested(&mut self, now: Now, answer: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
+        let asked = self.in_flight.take();
+        match (asked, answer) {
+            (Some(InFlight::Request(number)), Ok(())) => self.accepted = Some(number),
+            (Some(InFlight::TakingBack(number)), Ok(())) => {
+                self.end(now, number, AutopilotOutcome::TakenBack, "the node did not become a manager in time", out);
+            }
+            // Whether it was written is unknown, or the leader is too young to say: the state tells, or it is requested again.
+            (Some(_), Err(error)) if may_be_tried_again(&error) => self.retry_at = Some(now.at + self.config.retry),
+            // It was overtaken: by the end of the change, or by a person's request. The state says which.
+            (Some(InFlight::Request(number)), Err(_)) if !self.is_wanted(number) => {}
+            (Some(InFlight::Request(number)), Err(error)) => {
+                self.refused = true;
+                self.end(now, number, AutopilotOutcome::Refused, error.message, out);
+            }
+            // The learner would be needed for a quorum now: later.
+            (Some(InFlight::TakingBack(_)), Err(_)) => self.retry_at = Some(now.at + self.config.retry),
+            (None | Some(InFlight::Proposal | InFlight::HandOver), _) => {}
+        }
+    }
+}
+
+/// Whether two states are the same in what it decides by. Acknowledgements are no part of it: the core looks again by itself while a voter
+/// is silent.
+pub fn is_same(a: &Tables, b: &Tables) -> bool {
+    if !a.autopilot.drains.ptr_eq(&b.autopilot.drains) || a.feature_level() != b.feature_level() {
+        return false;
+    }
+    let policy = |tables: &Tables| tables.autopilot.policy.as_ref().map(|policy| policy.revision);
+    match (policy(a), policy(b)) {
+        // Without a declaration only a drained leader matters: the membership of this node.
+        (None, None) => a.autopilot.drains.is_empty() || a.members.ptr_eq(&b.members),
+        (before, after) => {
+            before == after
+                && a.autopilot.changes.ptr_eq(&b.autopilot.changes)
+                && a.autopilot.preferences.ptr_eq(&b.autopilot.preferences)
+                && a.autopilot.requested.ptr_eq(&b.autopilot.requested)
+                && a.nodes.ptr_eq(&b.nodes)
+                && a.members.ptr_eq(&b.members)
+                && a.reported.ptr_eq(&b.reported)
+                && a.certificates.ptr_eq(&b.certificates)
+        }
+    }
+}
+
+/// The role manager could not decide, or its answer is lost.
+fn may_be_tried_again(error: &ErrorBody) -> bool {
+    use muster_messages::ErrorCode::*;
+    matches!(
+        error.code,
+        NoQuorum | Unreachable | NotKnownHereYet | UnknownOutcome | TimedOut | TooManyRequests | Internal
+    )
+}
+
+fn reason(decision: &Decision) -> String {
+    match decision {
+        Decision::Act(act) => format!("{:?} {}", act.action, act.node),
+        Decision::Wait(wait) => format!("{:?} {:?}", wait.reason, wait.node),
+        Decision::GiveUp(_) => "gives up".to_owned(),
+    }
+}
+
+fn text(decision: &Decision) -> &str {
+    match decision {
+        Decision::Act(act) => &act.why,
+        Decision::Wait(wait) => &wait.message,
+        Decision::GiveUp(why) => why,
+    }
+}

@@ -1,0 +1,496 @@
+//! The plan: one step, or why there is none.
+//!
+//! Rows are tried in order; the first one that applies decides. At most one change is under way, so the number of voters is also the
+//! number of nodes that are to be managers.
+//!
+//! A dead manager is demoted *before* another node takes its place. It does not answer, so without it the same number may still fail;
+//! added first, the newcomer would be needed for a quorum of three out of four.
+
+use std::time::Duration;
+
+use muster_messages::{
+    Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPolicy, AutopilotReason, Moment, NodeId,
+    WallTime,
+};
+
+use super::candidates::{Candidate, candidates};
+use super::facts::{Facts, Now, Seen, Voter, age, majority};
+use crate::Config;
+use crate::bugs::{BugInjection, is_injected, planned};
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    Act(Act),
+    Wait(Wait),
+    /// The rate of replacements is that of a fault of the network or of the autopilot, not of machines: it pauses itself.
+    GiveUp(String),
+}
+
+/// One request to the role manager.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Act {
+    pub action: AutopilotAction,
+    pub node: NodeId,
+    pub replaces: Option<NodeId>,
+    /// For people, with the numbers.
+    pub why: String,
+}
+
+/// Why nothing is done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wait {
+    pub reason: AutopilotReason,
+    /// The node that it waits for, if it is one.
+    pub node: Option<NodeId>,
+    /// When time alone may change the decision.
+    pub not_before: Option<Moment>,
+    pub message: String,
+}
+
+/// The decision and what it was made by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub decision: Decision,
+    pub candidates: Vec<Candidate>,
+    /// When to plan again although no fact has changed.
+    pub wake_at: Option<Moment>,
+}
+
+fn wait(reason: AutopilotReason, message: impl Into<String>) -> Decision {
+    Decision::Wait(Wait { reason, node: None, not_before: None, message: message.into() })
+}
+
+/// AUTO-7: the same state and facts give the same plan.
+pub fn plan(autopilot: &Autopilot, facts: &Facts, config: &Config) -> Plan {
+    let Some(policy) = autopilot.policy.as_deref() else {
+        let message = "no number of managers is declared: roles are changed by operators only";
+        return Plan { decision: wait(AutopilotReason::Off, message), candidates: Vec::new(), wake_at: None };
+    };
+    let candidates = candidates(policy, facts, config);
+    let planner = Planner { policy, autopilot, facts, config, candidates: &candidates };
+    let decision = planner.decide();
+    let wake_at = planner.wake_at(&decision);
+    Plan { decision, candidates, wake_at }
+}
+
+struct Planner<'a> {
+    policy: &'a AutopilotPolicy,
+    autopilot: &'a Autopilot,
+    facts: &'a Facts,
+    config: &'a Config,
+    candidates: &'a [Candidate],
+}
+
+impl Planner<'_> {
+    fn decide(&self) -> Decision {
+        if let Some(decision) = self.before_any_step() {
+            return decision;
+        }
+        // A dead manager that cannot be replaced now does not keep others from being added.
+        let waits = |decision: &Decision| matches!(decision, Decision::Wait(_));
+        let decision = match self.replace() {
+            Some(held_back) if waits(&held_back) => self.grow().filter(|grown| !waits(grown)).unwrap_or(held_back),
+            Some(decision) => decision,
+            None => self.grow().or_else(|| self.relieve()).or_else(|| self.shrink()).unwrap_or_else(|| self.rest()),
+        };
+        match decision {
+            Decision::Act(_) | Decision::GiveUp(_) if 2 * self.facts.down > self.facts.nodes => {
+                let message = format!(
+                    "{} of {} nodes are down: more likely the network, or this manager's part of it, has failed",
+                    self.facts.down, self.facts.nodes
+                );
+                wait(AutopilotReason::TooManyDown, message)
+            }
+            decision => decision,
+        }
+    }
+
+    /// Rows 1 and 2.
+    fn before_any_step(&self) -> Option<Decision> {
+        let Self { policy, facts, .. } = *self;
+        if let Some(pause) = policy.paused.as_ref().filter(|_| !is_injected(BugInjection::ActWhilePaused)) {
+            return Some(wait(AutopilotReason::Paused, format!("{} has paused it: {}", pause.by, pause.why)));
+        }
+        if !facts.known {
+            return Some(wait(AutopilotReason::Settling, "this leader does not know yet which managers answer"));
+        }
+        let (voters, answering) = (facts.voters.len(), facts.answering());
+        if answering < majority(voters) {
+            let message = format!("{answering} of {voters} managers answer: no change can be committed");
+            return Some(wait(AutopilotReason::NoQuorum, message));
+        }
+        if is_injected(BugInjection::ForgetBegun) {
+            return None;
+        }
+        if let Some(change) = self.autopilot.outstanding() {
+            let what = format!("{} of {}", verb(change.action), self.name(change.node));
+            let Decision::Wait(busy) = self.busy(change.node, what) else { return None };
+            // A promotion is taken back then.
+            let not_before = (change.action == AutopilotAction::Promote).then(|| self.due_at(change));
+            return Some(Decision::Wait(Wait { not_before, ..busy }));
+        }
+        let unsettled = facts.unsettled.first()?;
+        Some(self.busy(unsettled.node, format!("{} is becoming a {}", unsettled.name, unsettled.to)))
+    }
+
+    fn busy(&self, node: NodeId, what: String) -> Decision {
+        let message = format!("a change of roles is under way: {what}");
+        Decision::Wait(Wait { reason: AutopilotReason::Busy, node: Some(node), not_before: None, message })
+    }
+
+    /// Rows 3, 4 and 9: a manager that is dead.
+    fn replace(&self) -> Option<Decision> {
+        let (voters, answering) = (self.facts.voters.len(), self.facts.answering());
+        // One that a person has demoted or removed leaves anyway.
+        let dead = self.facts.voters.iter().find(|voter| self.is_dead(voter) && !voter.leaves)?;
+        let missing = self.declared().saturating_sub(voters);
+        let surplus = voters.saturating_sub(self.declared());
+        let placed = self.placed();
+        if placed + surplus == 0 {
+            let message = format!("{} is down, and no worker can take its place{}", dead.name, self.exclusions());
+            return Some(self.with_node(AutopilotReason::NoCandidate, dead.node, message));
+        }
+        // Every candidate is needed for the managers that are missing anyway: they come first, where they can.
+        if placed + surplus <= missing
+            && let Some(grows @ Decision::Act(_)) = self.grow()
+        {
+            return Some(grows);
+        }
+        if let Some(held_back) = self.rate_of_replacements(dead) {
+            return Some(held_back);
+        }
+        let what = format!("without {}, which is down, {answering} of {} managers answer", dead.name, voters - 1);
+        if answering < majority(voters - 1) {
+            return Some(self.with_node(AutopilotReason::QuorumAtRisk, dead.node, what));
+        }
+        if is_injected(BugInjection::PromoteFirst)
+            && missing == 0
+            && let Some(first) = self.first_candidate()
+        {
+            let (action, replaces) = (AutopilotAction::Promote, Some(dead.node));
+            return Some(Decision::Act(Act { action, node: first, replaces, why: what }));
+        }
+        let why = format!("{} has been down for {} or more; {what}", dead.name, time(self.policy.replace_after()));
+        let replaces = Some(dead.node);
+        Some(Decision::Act(Act { action: AutopilotAction::Demote, node: dead.node, replaces, why }))
+    }
+
+    /// Rows 3, 5 and 6: fewer managers than declared.
+    fn grow(&self) -> Option<Decision> {
+        let (voters, answering, declared) = (self.facts.voters.len(), self.facts.answering(), self.declared());
+        if voters >= declared {
+            return None;
+        }
+        if is_injected(BugInjection::OnlyDemote) && self.half_replaced().is_some() {
+            return Some(wait(AutopilotReason::Content, "nothing is left to do"));
+        }
+        let number = format!("{voters} of {declared} declared managers");
+        let even = voters.is_multiple_of(2);
+        if self.placed() == 0 {
+            return Some(wait(
+                AutopilotReason::NoCandidate,
+                format!("{number}, and no worker can be promoted{}", self.exclusions()),
+            ));
+        }
+        if !even && self.placed() == 1 {
+            let message = format!(
+                "{number}, and one candidate: {} managers would tolerate no more failures than {voters}, and need one more to answer; \
+                 they are promoted in pairs{}",
+                voters + 1,
+                self.exclusions()
+            );
+            return Some(wait(AutopilotReason::NoPair, message));
+        }
+        if !even && let Some(held_back) = self.between_changes() {
+            return Some(held_back);
+        }
+        // A newcomer does not count as answering, except as the second one: there is no other way to two.
+        if voters > 1 && answering < majority(voters + 1) {
+            let message = format!("{number}; with one more, {} must answer and {answering} do", majority(voters + 1));
+            return Some(wait(AutopilotReason::QuorumAtRisk, message));
+        }
+        let node = self.first_candidate()?;
+        let replaces = self.half_replaced();
+        let why = format!("{number}; {} is the first candidate", self.name(node));
+        Some(Decision::Act(Act { action: AutopilotAction::Promote, node, replaces, why }))
+    }
+
+    fn first_candidate(&self) -> Option<NodeId> {
+        let mut placed = self.candidates.iter().filter(|candidate| candidate.standing.is_ok());
+        let first = match is_injected(BugInjection::PickAnyCandidate) && planned().is_multiple_of(2) {
+            true => placed.next_back(),
+            false => placed.next(),
+        };
+        first.map(|candidate| candidate.node)
+    }
+
+    /// Rows 3 and 7: a manager that is drained gives its place to another node. That one comes first: the drained one still answers.
+    fn relieve(&self) -> Option<Decision> {
+        let (voters, declared) = (self.facts.voters.len(), self.declared());
+        let to_replace = |voter: &&Voter| voter.answers && voter.drain.is_some_and(|drain| drain.replace);
+        let drained = self.facts.voters.iter().find(to_replace)?;
+        if voters > declared {
+            let left = self.facts.answering() - 1;
+            if left < majority(voters - 1) {
+                let message =
+                    format!("without {}, which is drained, {left} of {} would answer", drained.name, voters - 1);
+                return Some(self.with_node(AutopilotReason::QuorumAtRisk, drained.node, message));
+            }
+            let why = format!("{} is drained, and {voters} managers are more than declared", drained.name);
+            // Not a replacement in the sense of the brakes: nothing has failed.
+            let (action, replaces) = (AutopilotAction::Demote, None);
+            return Some(Decision::Act(Act { action, node: drained.node, replaces, why }));
+        }
+        let Some(node) = self.first_candidate() else {
+            let message = format!("{} is drained, and no worker can take its place{}", drained.name, self.exclusions());
+            return Some(self.with_node(AutopilotReason::NoCandidate, drained.node, message));
+        };
+        if let Some(held_back) = self.between_changes() {
+            return Some(held_back);
+        }
+        let answering = self.facts.answering();
+        // There is no other way from one manager to another.
+        if voters > 1 && answering < majority(voters + 1) {
+            let message = format!("with one more, {} must answer and {answering} do", majority(voters + 1));
+            return Some(self.with_node(AutopilotReason::QuorumAtRisk, drained.node, message));
+        }
+        let why = format!("{} is drained; {} is the first candidate", drained.name, self.name(node));
+        let (action, replaces) = (AutopilotAction::Promote, Some(drained.node));
+        Some(Decision::Act(Act { action, node, replaces, why }))
+    }
+
+    /// Rows 3 and 8: more managers than declared.
+    fn shrink(&self) -> Option<Decision> {
+        let (voters, declared) = (self.facts.voters.len(), self.declared());
+        if voters <= declared || !self.policy.shrink {
+            return None;
+        }
+        // With a silent one it is not known yet which ones are surplus: it may be that one.
+        if let Some(silent) = self.facts.voters.iter().find(|voter| !voter.answers) {
+            let message = format!(
+                "{voters} managers, {declared} declared; surplus ones stay while {} does not answer",
+                silent.name
+            );
+            let (node, not_before) = (Some(silent.node), self.dead_at(silent));
+            let reason = AutopilotReason::MoreThanDeclared;
+            return Some(Decision::Wait(Wait { reason, node, not_before, message }));
+        }
+        let zones = self.facts.zones();
+        // Who was promoted by a person stays, and so does the leader while another one will do.
+        let may_go = self.facts.voters.iter().filter(|voter| !voter.wanted_by_person && voter.answers);
+        let goes = may_go.max_by_key(|voter| {
+            let in_zone = voter.zone.as_deref().and_then(|zone| zones.get(zone)).copied().unwrap_or(0);
+            let ready_since = match voter.seen {
+                Some(Seen::Ready(since)) => Some(since),
+                _ => None,
+            };
+            (!voter.leads, voter.never, in_zone, ready_since, voter.node)
+        })?;
+        if !voters.is_multiple_of(2)
+            && let Some(held_back) = self.between_changes()
+        {
+            return Some(held_back);
+        }
+        let left = self.facts.answering() - 1;
+        let number = format!("{voters} managers, {declared} declared");
+        if left < majority(voters - 1) {
+            let message = format!("{number}; without {}, {left} of {} would answer", goes.name, voters - 1);
+            return Some(self.with_node(AutopilotReason::QuorumAtRisk, goes.node, message));
+        }
+        let why = format!("{number}, and the policy shrinks");
+        Some(Decision::Act(Act { action: AutopilotAction::Demote, node: goes.node, replaces: None, why }))
+    }
+
+    /// Row 10.
+    fn rest(&self) -> Decision {
+        let (voters, declared) = (self.facts.voters.len(), self.declared());
+        if voters > declared {
+            let message = format!(
+                "{voters} managers, {declared} declared; surplus ones stay (shrink=false, or operators promoted them)"
+            );
+            return wait(AutopilotReason::MoreThanDeclared, message);
+        }
+        if let Some(leaves) = self.facts.voters.iter().find(|voter| voter.leaves) {
+            return self.busy(leaves.node, format!("{} is becoming a worker", leaves.name));
+        }
+        let suspect = self
+            .facts
+            .voters
+            .iter()
+            .filter(|voter| !voter.answers)
+            .find_map(|voter| Some((voter, self.dead_at(voter)?)));
+        if let Some((voter, dead_at)) = suspect {
+            let left = dead_at.since(self.facts.now);
+            let message = format!("{} is down; it is replaced in {} unless it returns", voter.name, time(left));
+            let (node, not_before) = (Some(voter.node), Some(dead_at));
+            return Decision::Wait(Wait { reason: AutopilotReason::NotDeadYet, node, not_before, message });
+        }
+        if let Some(silent) = self.facts.voters.iter().find(|voter| !voter.answers) {
+            let message = format!(
+                "{} does not answer; the time after which it is replaced begins when its session ends",
+                silent.name
+            );
+            return self.with_node(AutopilotReason::NotDeadYet, silent.node, message);
+        }
+        wait(AutopilotReason::Content, format!("{voters} managers, as declared"))
+    }
+
+    fn declared(&self) -> usize {
+        usize::from(self.policy.managers)
+    }
+    /// Workers with a place.
+    fn placed(&self) -> usize {
+        self.candidates.iter().filter(|candidate| candidate.standing.is_ok()).count()
+    }
+    fn name(&self, node: NodeId) -> String {
+        let voter = self.facts.voters.iter().find(|voter| voter.node == node).map(|voter| voter.name.clone());
+        let worker = || self.facts.workers.iter().find(|worker| worker.node == node).map(|worker| worker.name.clone());
+        let unsettled = || self.facts.unsettled.iter().find(|other| other.node == node).map(|other| other.name.clone());
+        voter.or_else(worker).or_else(unsettled).unwrap_or_else(|| node.to_string())
+    }
+    fn with_node(&self, reason: AutopilotReason, node: NodeId, message: String) -> Decision {
+        Decision::Wait(Wait { reason, node: Some(node), not_before: None, message })
+    }
+    /// When a voter counts as dead, if it stays as it is: down and silent, as this leader has seen itself.
+    fn dead_at(&self, voter: &Voter) -> Option<Moment> {
+        if is_injected(BugInjection::DemoteSilent) && !voter.answers {
+            return Some(self.facts.now);
+        }
+        let Some(Seen::Down(since)) = voter.seen.filter(|_| !voter.answers) else { return None };
+        let dead_at = since + self.policy.replace_after();
+        // One that is to be replaced, or was drained without an end, is not awaited: only its own silence counts.
+        let awaited_until = voter.drain.filter(|drain| !drain.replace).and_then(|drain| drain.until);
+        let back_at = awaited_until.map(|until| self.moment(until));
+        Some(back_at.map_or(dead_at, |back_at| dead_at.max(back_at + self.policy.replace_after())))
+    }
+    /// A wall time as a moment of this leader's clock; one that is over: now.
+    fn moment(&self, at: WallTime) -> Moment {
+        let left = u64::try_from(at.0.saturating_sub(self.facts.wall.0)).unwrap_or(0);
+        self.facts.now + Duration::from_millis(left)
+    }
+    fn is_dead(&self, voter: &Voter) -> bool {
+        self.dead_at(voter).is_some_and(|at| self.facts.now >= at)
+    }
+
+    /// The reasons of the workers that have no place, for people.
+    fn exclusions(&self) -> String {
+        let excluded: Vec<String> = (self.candidates.iter())
+            .filter_map(|candidate| {
+                Some(format!("{}: {}", self.name(candidate.node), candidate.standing.as_ref().err()?))
+            })
+            .collect();
+        match excluded.as_slice() {
+            [] => "; there are no other workers".to_owned(),
+            few if few.len() <= 3 => format!(" ({})", few.join(", ")),
+            many => format!(" ({}, and {} more)", many[..3].join(", "), many.len() - 3),
+        }
+    }
+
+    /// The manager in whose place the next one comes: the last change took it out.
+    fn half_replaced(&self) -> Option<NodeId> {
+        let last = self.autopilot.changes.iter().rev().find(|change| took_effect(change))?;
+        last.replaces.filter(|_| last.action == AutopilotAction::Demote)
+    }
+
+    /// Time since a change, by the clocks of the leaders that wrote and read it: it only ever limits a rate.
+    fn since(&self, at: WallTime) -> Duration {
+        let Facts { now, wall, leads_since, .. } = *self.facts;
+        age(at, Now { at: now, wall }, leads_since)
+    }
+    fn moment_after(&self, at: WallTime, pause: Duration) -> Option<Moment> {
+        let left = pause.checked_sub(self.since(at)).filter(|left| !left.is_zero())?;
+        Some(self.facts.now + left)
+    }
+    fn slowed(&self, until: Moment, message: String) -> Decision {
+        Decision::Wait(Wait { reason: AutopilotReason::Slowed, node: None, not_before: Some(until), message })
+    }
+
+    fn between_changes(&self) -> Option<Decision> {
+        let last = self.autopilot.changes.iter().rev().find(|change| took_effect(change))?;
+        let until = self.moment_after(last.at, self.config.between_changes)?;
+        Some(self.slowed(until, format!("the last change was {} ago", time(self.since(last.at)))))
+    }
+
+    fn rate_of_replacements(&self, dead: &Voter) -> Option<Decision> {
+        let replaced = || {
+            let demoted =
+                |change: &&AutopilotChange| change.action == AutopilotAction::Demote && change.replaces.is_some();
+            self.autopilot.changes.iter().rev().map(AsRef::as_ref).filter(|change| took_effect(change)).filter(demoted)
+        };
+        let limit = (self.declared().saturating_sub(1) / 2).max(1);
+        let counts = |change: &&AutopilotChange| {
+            change.number > self.autopilot.forgiven && self.since(change.at) < self.config.replacement_window
+        };
+        let recent = replaced().filter(counts).count();
+        if recent >= limit {
+            return Some(Decision::GiveUp(format!(
+                "{} is down, and {recent} managers were replaced within {} already: find out what ends them, then `muster autopilot resume`",
+                dead.name,
+                time(self.config.replacement_window)
+            )));
+        }
+        let last = replaced().next()?;
+        let until = self.moment_after(last.at, self.config.between_replacements)?;
+        Some(self.slowed(
+            until,
+            format!("{} is down; the last manager was replaced {} ago", dead.name, time(self.since(last.at))),
+        ))
+    }
+
+    /// When a change that has begun is overdue; if it is, when to look again.
+    fn due_at(&self, change: &AutopilotChange) -> Moment {
+        let Self { facts, config, .. } = *self;
+        let by_its_time = self.moment_after(change.at, config.settle_within);
+        let in_this_term = Some(facts.leads_since + config.settle_within).filter(|at| *at > facts.now);
+        by_its_time.into_iter().chain(in_this_term).max().unwrap_or(facts.now + config.retry)
+    }
+
+    /// The earliest time at which time alone may change the plan.
+    fn wake_at(&self, decision: &Decision) -> Option<Moment> {
+        let Self { facts, .. } = *self;
+        let settling = (!facts.known).then(|| facts.now + 2 * self.config.election_timeout);
+        let due = self.autopilot.outstanding().map(|change| self.due_at(change));
+        if self.policy.paused.is_some() {
+            // What has begun is finished.
+            return due.and_then(|due| Some(due).into_iter().chain(settling).min());
+        }
+        let decided = match decision {
+            Decision::Wait(wait) => wait.not_before,
+            Decision::Act(_) | Decision::GiveUp(_) => Some(facts.now + self.config.retry),
+        };
+        let dead = facts.voters.iter().filter_map(|voter| self.dead_at(voter));
+        let stable = self.candidates.iter().filter_map(|candidate| candidate.stable_at);
+        let backoff = facts.workers.iter().filter_map(|worker| worker.backoff_until).map(|until| self.moment(until));
+        // Acknowledgements are no facts that wake it: while a voter is silent it looks again, and also while one is down and answers.
+        let watched = |voter: &Voter| !voter.answers || matches!(voter.seen, Some(Seen::Down(_)));
+        let silent = facts.voters.iter().any(watched).then(|| facts.now + self.config.retry);
+        let all = decided.into_iter().chain(dead).chain(stable).chain(backoff).chain(settling).chain(due).chain(silent);
+        all.filter(|at| *at > facts.now).min()
+    }
+}
+
+/// Whether it counts for the limits on the rate: refused and dropped ones changed nothing.
+fn took_effect(change: &AutopilotChange) -> bool {
+    !matches!(change.outcome, AutopilotOutcome::Refused | AutopilotOutcome::Dropped)
+}
+
+fn verb(action: AutopilotAction) -> &'static str {
+    match action {
+        AutopilotAction::Promote => "the promotion",
+        AutopilotAction::Demote => "the demotion",
+    }
+}
+
+/// For people: `90 s`, `12 min`.
+fn time(duration: Duration) -> String {
+    match duration.as_secs() {
+        secs @ 0..120 => format!("{secs} s"),
+        secs @ 120..7200 => format!("{} min", secs / 60),
+        secs => format!("{} h", secs / 3600),
+    }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

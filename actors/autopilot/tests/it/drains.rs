@@ -1,0 +1,143 @@
+//! Maintenance: nodes that are drained, and come back or do not.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use muster_messages::*;
+
+use crate::scenarios::three_of_five;
+use crate::world::{World, id};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Test 13: with a drain for longer than the restart nothing is replaced, although each is away for longer than `replace-after`.
+#[test]
+fn drained_managers_are_restarted_one_by_one() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    for n in [2, 3, 1] {
+        let until = Some(world.now.wall.plus(20 * MINUTE));
+        world.operator(AutopilotStep::Drain { node: id(n), until, replace: false });
+        world.kill(id(n));
+        world.pass(15 * MINUTE);
+        world.revive(id(n));
+        world.operator(AutopilotStep::Undrain { node: id(n), ends: None });
+        world.pass(MINUTE);
+    }
+    assert_eq!(world.requests, []);
+    assert_eq!(world.offers, [id(2)], "only a leader has leadership to give up: {:?}", world.offers);
+}
+
+/// Test 15: new workers come while the old managers go, a minute apart: drained first, they leave at the pace of the autopilot. Destroyed
+/// at that pace, they take the quorum with them, and nothing is done until one of them is back.
+#[test]
+fn all_managers_are_exchanged_while_new_workers_come() {
+    let world = |goes: fn(&mut World, u8)| {
+        let mut world = three_of_five(|_| {});
+        (4..=5).for_each(|n| world.kill(id(n)));
+        world.pass(MINUTE);
+        for n in 1..=2 {
+            world.revive(id(n + 3));
+            goes(&mut world, n);
+            world.pass(MINUTE);
+        }
+        world
+    };
+    let mut drained =
+        world(|world, n| world.operator(AutopilotStep::Drain { node: id(n), until: None, replace: true }));
+    drained.pass(10 * MINUTE);
+    assert_eq!(drained.voters(), BTreeSet::from([id(3), id(4), id(5)]), "{:?}", drained.decided);
+    assert!(!drained.lost_quorum);
+
+    let mut destroyed = world(|world, n| world.kill(id(n)));
+    destroyed.pass(60 * MINUTE);
+    assert!(destroyed.lost_quorum && destroyed.requests.is_empty(), "{:?}", destroyed.requests);
+    destroyed.revive(id(1));
+    destroyed.pass(60 * MINUTE);
+    assert_eq!((destroyed.answering(), destroyed.voters().len()), (3, 3), "{:?}", destroyed.decided);
+}
+
+/// Test 34. Of a follower, then of the leader: the successor comes first, leadership goes first, and no number of managers falls.
+#[test]
+fn drained_manager_gives_its_place_to_another_node() {
+    let mut world = three_of_five(|_| {});
+    world.pass(MINUTE);
+    for (drained, successor) in [(id(3), id(4)), (id(1), id(5))] {
+        world.operator(AutopilotStep::Drain { node: drained, until: None, replace: true });
+        world.pass(5 * MINUTE);
+        assert!(!world.voters().contains(&drained) && world.voters().contains(&successor), "{:?}", world.requests);
+        assert_ne!(world.leader, drained);
+    }
+    let roles = [(4, Role::Manager), (3, Role::Worker), (5, Role::Manager), (1, Role::Worker)];
+    assert_eq!(world.requests, roles.map(|(n, role)| (id(n), role)));
+    assert_eq!(world.offers, [id(2)]);
+    // They are back: candidates, and nothing moves.
+    world.operator(AutopilotStep::Undrain { node: id(1), ends: None });
+    world.pass(60 * MINUTE);
+    assert_eq!(world.requests.len(), 4);
+    let (_, plan) = world.core.plan(world.now.at, None);
+    let standing = |n| plan.candidates.iter().find(|candidate| candidate.node == id(n)).unwrap().standing;
+    assert_eq!((standing(1), standing(3)), (Ok(1), Err(Exclusion::Drained)));
+}
+
+/// The first one does not take over: the next one is asked.
+#[test]
+fn leadership_is_offered_to_each_manager_in_turn() {
+    let mut world = World::new(4, 0);
+    world.pass(MINUTE);
+    world.loses = true;
+    world.operator(AutopilotStep::Drain { node: id(1), until: None, replace: false });
+    world.pass(2 * MINUTE);
+    assert_eq!((world.offers.as_slice(), world.leader), (&[id(2), id(3)][..], id(3)));
+}
+
+/// Test 34: the time runs out. Also without a declaration, where it changes no role.
+#[test]
+fn drain_ends_by_itself() {
+    let mut world = World::new(3, 1);
+    let until = Some(world.now.wall.plus(10 * MINUTE));
+    world.operator(AutopilotStep::Drain { node: id(1), until, replace: false });
+    assert_eq!(
+        (world.offers.len(), world.leader),
+        (0, id(1)),
+        "a leader that has just begun does not know who answers"
+    );
+    world.pass(Duration::from_secs(2));
+    assert_eq!((world.offers.as_slice(), world.leader), (&[id(2)][..], id(2)));
+    world.pass(9 * MINUTE);
+    assert!(world.tables.autopilot.drains.contains_key(&id(1)));
+    world.pass(2 * MINUTE);
+    assert!(world.tables.autopilot.drains.is_empty() && world.requests.is_empty());
+}
+
+/// An operator who ends the drain a little early is not punished for it: the node counts as down from then on.
+#[test]
+fn end_of_a_drain_replaces_no_manager_at_once() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    for n in [2, 3, 1] {
+        let until = Some(world.now.wall.plus(30 * MINUTE));
+        world.operator(AutopilotStep::Drain { node: id(n), until, replace: false });
+        world.kill(id(n));
+        world.pass(20 * MINUTE);
+        world.operator(AutopilotStep::Undrain { node: id(n), ends: None });
+        world.pass(Duration::from_secs(5));
+        world.revive(id(n));
+        world.pass(MINUTE);
+    }
+    assert_eq!(world.requests, []);
+}
+
+/// Test 34: the drained node dies while it is drained, and its time is over.
+#[test]
+fn drained_manager_that_does_not_return_is_replaced() {
+    let mut world = three_of_five(|_| {});
+    world.pass(MINUTE);
+    let until = Some(world.now.wall.plus(20 * MINUTE));
+    world.operator(AutopilotStep::Drain { node: id(3), until, replace: false });
+    world.kill(id(3));
+    world.pass(20 * MINUTE + Duration::from_secs(59));
+    assert_eq!(world.requests, []);
+    world.pass(Duration::from_secs(15));
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+}

@@ -1,0 +1,131 @@
+//! A declared number of managers, with real processes.
+
+use muster_messages::{Liveness, Role};
+use serde_json::Value;
+
+use crate::api::http;
+use crate::harness::{EndedMuster, World, eventually, eventually_so};
+
+/// Managers 1 to 3 and two workers, declared to be three.
+fn declared(settings: &[&str]) -> World {
+    let world = World::with(3, 2);
+    world.all_settled();
+    world.muster(&[&["cluster", "set", "managers=3", "stabilize=5s"], settings].concat()).ended(0);
+    world
+}
+
+fn state(world: &World, by: &str) -> Option<Value> {
+    let socket = world.socket(by).display().to_string();
+    let ended = EndedMuster::new(world.folder(), &["--socket", &socket, "autopilot", "state", "-o", "json"]);
+    serde_json::from_str(&ended.ended(0).stdout).ok()
+}
+
+/// For people: without `-o json`.
+fn text(world: &World, by: &str, args: &[&str]) -> EndedMuster {
+    let socket = world.socket(by).display().to_string();
+    EndedMuster::new(world.folder(), &[&["--socket", socket.as_str(), "--timeout", "60s"], args].concat())
+}
+
+fn managers(world: &World, by: &str) -> Vec<String> {
+    let nodes = world.nodes_seen_by(by).into_iter().filter(|node| node.role == Role::Manager);
+    nodes.map(|node| node.name.to_string()).collect()
+}
+
+#[test]
+#[ignore = "full tier"]
+fn dead_manager_is_replaced_and_returns_as_a_worker() {
+    let mut world = declared(&["replace-after=1m"]);
+    world.node("n3").kill();
+    let next = |state: &Value| state["next"]["reason"].as_str().unwrap_or_default().to_owned();
+    eventually_so("it says that it waits", || state(&world, "n1").is_some_and(|state| next(&state) == "not_dead_yet"));
+    let replaced = eventually("three managers answer", || {
+        state(&world, "n1").filter(|state| state["answering"] == 3 && next(state) == "content")
+    });
+    let history = replaced["history"].as_array().expect("changes");
+    let outcomes: Vec<(&str, &str)> = (history.iter())
+        .map(|change| (change["action"].as_str().unwrap_or_default(), change["outcome"].as_str().unwrap_or_default()))
+        .collect();
+    assert_eq!(outcomes, [("demote", "settled"), ("promote", "settled")], "{replaced}");
+    assert_eq!(history[0]["node"], history[1]["for"], "{replaced}");
+    world.node("n3").start(&[]);
+    eventually_so("it returns as a worker", || {
+        world.seen("n1", "n3").is_some_and(|node| node.role == Role::Worker && node.state == Liveness::Ready)
+    });
+    eventually_so("it is a candidate", || {
+        let candidate = |state: Value| {
+            let all = state["candidates"].as_array().cloned().unwrap_or_default();
+            all.iter().any(|candidate| candidate["name"] == "n3" && candidate["rank"].is_u64())
+        };
+        state(&world, "n1").is_some_and(candidate)
+    });
+    assert_eq!(managers(&world, "n1").len(), 3);
+    let events = text(&world, "n1", &["events", "--kind", "role"]).ended(0).stdout;
+    assert!(events.contains("autopilot: promote: 2 of 3 declared managers"), "{events}");
+}
+
+#[test]
+fn declared_number_is_explained_paused_and_withdrawn() {
+    let world = World::with(1, 1);
+    let socket = world.socket("n1").display().to_string();
+    let muster = |args: &[&str]| EndedMuster::new(world.folder(), &[&["--socket", &socket], args].concat());
+    let nothing = muster(&["autopilot", "state"]).ended(0).stdout;
+    assert!(nothing.contains("roles are changed by operators only"), "{nothing}");
+    let refused = muster(&["cluster", "set", "managers=4"]).ended(2).stderr;
+    assert!(refused.contains("declare 1, 3, 5 or 7"), "{refused}");
+    assert!(muster(&["cluster", "set", "shrink=true"]).ended(2).stderr.contains("say how many managers"));
+    assert!(muster(&["autopilot", "pause"]).ended(8).stderr.contains("nothing to pause"));
+    let preview = muster(&["cluster", "set", "managers=3", "--dry-run"]).ended(0).stdout;
+    assert!(preview.contains("would declare 3 managers"), "{preview}");
+    assert!(muster(&["autopilot", "state"]).ended(0).stdout.contains("operators only"), "a preview changes nothing");
+    let set = muster(&["cluster", "set", "managers=3", "stabilize=5s"]).ended(0).stdout;
+    assert!(set.contains("declared: 3 managers") && set.contains("root key"), "{set}");
+    // One worker makes no pair.
+    eventually_so("it says why nothing happens", || {
+        muster(&["autopilot", "state"]).ended(0).stdout.contains("no_pair")
+    });
+    for preview in [&[][..], &["--dry-run"]] {
+        let args = [&["cluster", "set", "managers=5", "--generation", "7"], preview].concat();
+        assert!(muster(&args).ended(8).stderr.contains("generation 1"));
+    }
+    assert!(muster(&["autopilot", "state"]).ended(0).stdout.contains("(generation 1)"));
+    muster(&["node", "update", "n2", "--manager", "never"]).ended(0);
+    let unused = muster(&["node", "update", "n2", "--manager", "allow", "--generation", "1"]).ended(2).stderr;
+    assert!(unused.contains("--generation is that of the labels"), "{unused}");
+    let explained = muster(&["autopilot", "explain", "n2"]).ended(0).stdout;
+    assert!(explained.contains("never") && !explained.contains("n1"), "{explained}");
+    let manager = muster(&["autopilot", "explain", "n1"]).ended(0).stdout;
+    assert!(manager.contains("n1") && !manager.contains("no workers"), "{manager}");
+    assert!(muster(&["autopilot", "explain", "n9"]).ended(4).stderr.contains("no node"));
+    let target = "/v1/autopilot?dry_run=true";
+    assert_eq!(http(&world.socket("n1"), "DELETE", target, "", "").status, 400, "it would not be a preview");
+    let paused = muster(&["autopilot", "pause", "--why", "moving racks"]).ended(0).stdout;
+    assert!(paused.contains("(paused)"), "{paused}");
+    assert!(muster(&["autopilot", "state"]).ended(0).stdout.contains("moving racks"));
+    muster(&["autopilot", "resume"]).ended(0);
+    assert!(muster(&["cluster", "set", "managers=off"]).ended(0).stdout.contains("operators only"));
+}
+
+/// With and without a declared number: a drain changes no role by itself.
+#[test]
+#[ignore = "full tier"]
+fn drained_leader_hands_leadership_over() {
+    let world = World::with(3, 1);
+    world.all_settled();
+    world.make_lead("n1");
+    let refused = text(&world, "n2", &["node", "drain", "n1", "--replace"]).ended(8).stderr;
+    assert!(refused.contains("nothing would take its place"), "{refused}");
+    let drained = text(&world, "n2", &["node", "drain", "n1", "--for", "1h"]).ended(0).stdout;
+    assert!(drained.starts_with("n1 is drained until "), "{drained}");
+    eventually_so("another manager leads", || {
+        let leads = |name: &str| world.seen("n2", name).and_then(|node| node.manager).is_some_and(|it| it.leader);
+        leads("n2") || leads("n3")
+    });
+    let listed = text(&world, "n2", &["node", "ls"]).ended(0).stdout;
+    assert!(listed.contains("(drained)"), "{listed}");
+    let shown = world.muster_at("n2", &["node", "inspect", "n1"]).ended(0).json();
+    assert_eq!(shown["conditions"][0]["reason"], "drained", "{shown}");
+    let ended = text(&world, "n2", &["node", "undrain", "n1"]).ended(0).stdout;
+    assert_eq!(ended, "n1 is not drained\n");
+    assert!(!text(&world, "n2", &["node", "ls"]).ended(0).stdout.contains("(drained)"));
+    assert_eq!(managers(&world, "n2").len(), 3);
+}
