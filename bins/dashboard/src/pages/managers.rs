@@ -17,10 +17,11 @@ use crate::html::{Grade, command, graded, node_link, or_dash, text, time};
 const MAX_ROWS: usize = 100;
 
 pub fn page(seen: &Seen) -> Vec<Part> {
+    let pauses = seen.autopilot().and_then(|view| view.policy.as_ref()).is_some_and(|policy| policy.paused.is_none());
     let commands = html! {
         (command(&["muster", "autopilot", "state"]))
         (command(&["muster", "autopilot", "explain"]))
-        (command(&["muster", "autopilot", "pause", "--why", "maintenance"]))
+        @if pauses { (command(&["muster", "autopilot", "pause", "--why", "maintenance"])) }
     };
     let Some(view) = seen.autopilot() else {
         return vec![
@@ -28,14 +29,16 @@ pub fn page(seen: &Seen) -> Vec<Part> {
             Part::Block("command", commands),
         ];
     };
-    vec![
-        Part::Block("declared", declared(seen, view)),
-        Part::Table(managers(seen, view)),
-        Part::Table(workers(seen, view)),
-        Part::Block("rest", left_out(view)),
-        Part::Table(history(seen, view)),
-        Part::Block("command", commands),
-    ]
+    let mut parts = vec![Part::Block("declared", declared(seen, view)), Part::Table(managers(seen, view))];
+    // Without a declaration no worker has a rank: an empty table would say that there are none.
+    if view.policy.is_some() {
+        parts.extend([Part::Table(workers(seen, view)), Part::Block("rest", left_out(view))]);
+    }
+    if view.policy.is_some() || !view.history.is_empty() {
+        parts.push(Part::Table(history(seen, view)));
+    }
+    parts.push(Part::Block("command", commands));
+    parts
 }
 
 fn declared(seen: &Seen, view: &AutopilotView) -> Markup {
