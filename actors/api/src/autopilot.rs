@@ -1,4 +1,4 @@
-//! Requests about the declared number of managers. What the autopilot sees and does next is the leader's to say, by its own clock.
+//! Requests about the declared number of managers. Only the leader knows what the autopilot observes and plans: both depend on its clock.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::reads::to_text;
 use crate::work::{Proposed, Work};
 
-/// Longer than any maintenance: a drain that was forgotten must not outlast the node.
+/// Longer than any maintenance. A drained manager that dies is not replaced before its drain ends.
 const MAX_DRAIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A request about the autopilot, to the leader.
@@ -29,7 +29,7 @@ impl AutopilotRequests<'_> {
         match self.request {
             AutopilotRequest::State => to_text(&self.state(None).await?),
             AutopilotRequest::Preview { settings, generation } => {
-                let (policy, current) = self.settled(settings)?;
+                let (policy, current) = self.policy_with(settings)?;
                 self.expect(*generation, current)?;
                 to_text(&self.state(Some(policy)).await?)
             }
@@ -40,21 +40,21 @@ impl AutopilotRequests<'_> {
                 self.change("declaration withdrawn", AutopilotStep::Withdraw { generation: *generation }).await
             }
             AutopilotRequest::Pause { why } => {
-                self.declared("there is nothing to pause")?;
+                self.declared("nothing to pause")?;
                 self.change("autopilot paused", AutopilotStep::Pause { why: why.clone(), gave_up: false }).await
             }
             AutopilotRequest::Resume => {
-                self.declared("there is nothing to resume")?;
+                self.declared("nothing to resume")?;
                 self.change("autopilot resumed", AutopilotStep::Resume).await
             }
             AutopilotRequest::Drain { for_ms, replace, .. } => {
-                // What is replaced for good needs someone who replaces it.
+                // Without a declaration the autopilot chooses no successor.
                 if *replace {
                     self.declared("nothing would take its place")?;
                 }
                 if for_ms.is_some_and(|ms| ms == 0 || Duration::from_millis(ms) > MAX_DRAIN) {
                     return Err(ErrorBody::invalid(
-                        "a drain lasts up to 7 days; without a time it lasts until `node undrain`",
+                        "a drain may take up to 7 days; without a time it ends with `muster node undrain`",
                     ));
                 }
                 let until = for_ms.map(|ms| Clock.wall().plus(Duration::from_millis(ms)));
@@ -80,7 +80,7 @@ impl AutopilotRequests<'_> {
         node.ok_or_else(|| ErrorBody::new(ErrorCode::Internal, "the node is not resolved"))
     }
 
-    /// The autopilot notices and does the rest: it gives up leadership, and finds another manager.
+    /// The autopilot acts on the record: it transfers leadership, and chooses another manager.
     async fn drain(&self, node: NodeId, reason: &str, step: AutopilotStep) -> Result<String, ErrorBody> {
         let before = self.work.local().tables.autopilot.drains.get(&node).cloned();
         let command = self.work.command(reason).guard(Guard::NodeExists(node));
@@ -108,24 +108,25 @@ impl AutopilotRequests<'_> {
         let text = match current {
             Generation(0) => "no number of managers is declared".to_owned(),
             Generation(n) => {
-                format!("the declaration is of generation {n}: look at `muster autopilot state` and decide again")
+                format!("the declaration has generation {n}; check `muster autopilot state` before you retry")
             }
         };
         Err(ErrorBody::new(ErrorCode::Conflict, text).with_details(&json!({"generation": current.0})))
     }
-    fn declared(&self, so: &str) -> Result<(), ErrorBody> {
+    fn declared(&self, consequence: &str) -> Result<(), ErrorBody> {
         match self.work.local().tables.autopilot.policy {
             Some(_) => Ok(()),
             None => {
-                let text =
-                    format!("no number of managers is declared, so {so}; `muster cluster set managers=3` declares one");
+                let text = format!(
+                    "{consequence}: no number of managers is declared; `muster cluster set managers=3` declares one"
+                );
                 Err(ErrorBody::new(ErrorCode::Conflict, text))
             }
         }
     }
 
     /// The declaration that these settings make, and the generation that they are based on.
-    fn settled(&self, settings: &AutopilotSettings) -> Result<(AutopilotPolicy, Generation), ErrorBody> {
+    fn policy_with(&self, settings: &AutopilotSettings) -> Result<(AutopilotPolicy, Generation), ErrorBody> {
         let replica = self.work.local();
         let current = replica.tables.autopilot.policy.as_deref();
         let policy = settings.over(current).ok_or_else(|| {
@@ -144,7 +145,7 @@ impl AutopilotRequests<'_> {
     }
 
     async fn set(&self, settings: &AutopilotSettings, expected: Option<Generation>) -> Result<String, ErrorBody> {
-        let (policy, generation) = self.settled(settings)?;
+        let (policy, generation) = self.policy_with(settings)?;
         self.expect(expected, generation)?;
         self.change("number of managers declared", AutopilotStep::Declare(Box::new(policy))).await
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_kernel::Clock;
 use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, UserRights};
-use muster_messages::wire::{AutopilotRequest, ListOf, Request};
+use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
     CertificateRotationView, CertificateState, Change, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, Generation,
     Guard, IDENTITY_LEVEL, LeaderView, Name, NodeId, NodeRecord, NodeRemovedView, NodeRenamedView, Replica, Revision,
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::autolock::AutolockRequests;
 use crate::autopilot::AutopilotRequests;
-use crate::core::{check_lifetime, check_removed_labels, resolve, resolve_for_irreversible};
+use crate::core::{check_lifetime, check_removed_labels, node_of, resolve, resolve_for_irreversible};
 use crate::kube::ObjectWrite;
 use crate::leases::LeaseRequests;
 use crate::may_stop::MayStop;
@@ -49,11 +49,9 @@ impl<'a> Lead<'a> {
                 to_text(&MayStop { work, node: &node }.answer().await?)
             }
             Request::Autopilot(request) => {
-                let node = match request {
-                    AutopilotRequest::Prefer { node, .. }
-                    | AutopilotRequest::Drain { node, .. }
-                    | AutopilotRequest::Undrain { node } => Some(self.node(node).await?.id),
-                    _ => None,
+                let node = match node_of(&work.asked.request) {
+                    Some(node) => Some(self.node(node).await?.id),
+                    None => None,
                 };
                 AutopilotRequests { work, request }.lead(node).await
             }

@@ -58,9 +58,7 @@ impl Relay {
                 self.keep_idle(stream, &answer);
                 return answer;
             }
-            let mut last =
-                ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
-            let (mut failed, mut refused): (Vec<String>, Option<ErrorBody>) = (Vec::new(), None);
+            let mut failures = Failures::new();
             let mut untried: VecDeque<String> = managers.iter().cloned().collect();
             let mut tried = BTreeSet::new();
             while let Some(addr) = untried.pop_front() {
@@ -70,11 +68,9 @@ impl Relay {
                 let mut stream = match self.dialer.dial(&addr, Port::Api, None).await {
                     Ok(dialed) => dialed.stream,
                     Err(error) => {
-                        last = dial_error(&error);
-                        // A manager that refuses this node was reached: what it says stays the answer if no other one does more.
                         match error.refusal() {
-                            Some(_) => refused = Some(last.clone()),
-                            None => failed.push(last.message.clone()),
+                            Some(refusal) => failures.refused(refusal_error(refusal)),
+                            None => failures.unreachable(dial_error(&error)),
                         }
                         continue;
                     }
@@ -83,7 +79,7 @@ impl Relay {
                     Ok(answer) if is_redirect(&answer) => {
                         if let Err(error) = answer {
                             untried.extend(named_managers(&error));
-                            last = error;
+                            failures.last = error;
                         }
                     }
                     Ok(answer) => {
@@ -91,17 +87,51 @@ impl Relay {
                         return answer;
                     }
                     Err(error) => {
-                        last = ErrorBody::new(ErrorCode::Unreachable, format!("{addr} ended the connection: {error}"));
-                        failed.push(last.message.clone());
+                        let text = format!("{addr} ended the connection: {error}");
+                        failures.unreachable(ErrorBody::new(ErrorCode::Unreachable, text));
                     }
                 }
             }
-            Err(refused.unwrap_or_else(|| none_answers(last, &failed)))
+            Err(failures.error())
         };
         match tokio::time::timeout(asked.left(), attempt).await {
             Ok(result) => result,
             Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "no manager answered in time")),
         }
+    }
+}
+
+/// Why no manager has answered a request.
+struct Failures {
+    last: ErrorBody,
+    /// From a manager that was reached: it counts more than managers that were not.
+    refusal: Option<ErrorBody>,
+    /// Why managers were not reached, or ended the connection.
+    failed: Vec<String>,
+}
+
+impl Failures {
+    fn new() -> Self {
+        let last = ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
+        Self { last, refusal: None, failed: Vec::new() }
+    }
+
+    /// A refusal that a retry can overcome does not replace one that it cannot.
+    fn refused(&mut self, error: ErrorBody) {
+        let is_lasting = |error: &ErrorBody| error.retry_after_ms.is_none() && !is_unavailable(error.code);
+        if !self.refusal.as_ref().is_some_and(is_lasting) {
+            self.refusal = Some(error);
+        }
+    }
+
+    fn unreachable(&mut self, error: ErrorBody) {
+        self.failed.push(error.message.clone());
+        self.last = error;
+    }
+
+    fn error(self) -> ErrorBody {
+        let Self { last, refusal, failed } = self;
+        refusal.unwrap_or_else(|| none_answers(last, &failed))
     }
 }
 
@@ -181,5 +211,38 @@ pub(crate) fn dial_error(error: &DialError) -> ErrorBody {
             }
             ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(500))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lasting_refusal_counts_more_than_other_failures() {
+        let failure = |code, retry_after_ms| ErrorBody { retry_after_ms, ..ErrorBody::new(code, "n1: refused") };
+        let silent = (false, failure(ErrorCode::Unreachable, Some(500)));
+        let busy = (true, failure(ErrorCode::TooManyRequests, Some(200)));
+        let stopping = (true, failure(ErrorCode::Unreachable, None));
+        let blocked = (true, failure(ErrorCode::Blocked, None));
+        let error = |order: [&(bool, ErrorBody); 2]| {
+            let mut failures = Failures::new();
+            for (is_refusal, error) in order {
+                match is_refusal {
+                    true => failures.refused(error.clone()),
+                    false => failures.unreachable(error.clone()),
+                }
+            }
+            failures.error()
+        };
+        // Whichever manager is asked first.
+        for (one, other) in [(&busy, &silent), (&blocked, &silent), (&blocked, &busy), (&blocked, &stopping)] {
+            for order in [[one, other], [other, one]] {
+                assert_eq!(error(order), one.1);
+            }
+        }
+        let unreachable = error([&silent, &silent]);
+        let text = "this node is a worker and reaches no manager: n1: refused; n1: refused";
+        assert_eq!((unreachable.message.as_str(), unreachable.retry_after_ms), (text, Some(500)));
     }
 }

@@ -1,6 +1,7 @@
 //! S10, S14: every request that names a node, over every path, refuses an impossible node name as invalid.
 
-use muster_messages::wire::{ActorsAsk, ActorsOf};
+use muster_messages::ManagerPreference;
+use muster_messages::wire::{ActorsAsk, ActorsOf, AutopilotRequest};
 
 use super::*;
 use crate::tests::World;
@@ -17,6 +18,9 @@ fn requests(node: &str) -> Vec<Request> {
         Request::NodeRemove { node: node(), force: true },
         Request::NodeUpdate { node: node(), add: Default::default(), remove: vec![], generation: None },
         Request::NodeMayStop { node: node() },
+        Request::Autopilot(AutopilotRequest::Prefer { node: node(), preference: ManagerPreference::Never }),
+        Request::Autopilot(AutopilotRequest::Drain { node: node(), for_ms: None, replace: false }),
+        Request::Autopilot(AutopilotRequest::Undrain { node: node() }),
         Request::CertRotate { node: node() },
         Request::CertRevoke { node: node() },
         Request::TransferLeader { to: Some(node()) },
@@ -36,6 +40,9 @@ fn calls(node: &str) -> Vec<(&'static str, String, String)> {
         ("PATCH", format!("/v1/nodes/{node}"), "{}".to_owned()),
         ("POST", format!("/v1/nodes/{node}/promote"), none()),
         ("POST", format!("/v1/nodes/{node}/demote"), none()),
+        ("POST", format!("/v1/nodes/{node}/manager-preference"), r#"{"preference":"never"}"#.to_owned()),
+        ("POST", format!("/v1/nodes/{node}/drain"), none()),
+        ("POST", format!("/v1/nodes/{node}/undrain"), none()),
         ("POST", format!("/v1/certificates/{node}/rotate"), none()),
         ("GET", format!("/v1/actors?node={node}"), none()),
         ("GET", format!("/v1/actors/node?node={node}"), none()),
