@@ -8,7 +8,7 @@ use std::cell::Cell;
 pub enum BugInjection {
     /// A pause is ignored (breaks AUTO-1).
     ActWhilePaused,
-    /// It ends a person's pause (breaks AUTO-2).
+    /// It ends an operator's pause (breaks AUTO-2).
     ResumeByItself,
     /// A dead manager's successor is promoted before the dead one is demoted (breaks AUTO-3).
     PromoteFirst,
@@ -18,7 +18,7 @@ pub enum BugInjection {
     DemoteSilent,
     /// Which candidate is promoted depends on how often it has planned (breaks AUTO-7).
     PickAnyCandidate,
-    /// A manager is dead for as long as the record says, whichever leader observed that (breaks AUTO-8).
+    /// It trusts the recorded liveness, which another leader may have observed (breaks AUTO-8).
     TrustTheRecord,
     /// A dead manager is demoted and not replaced (breaks AUTO-9).
     OnlyDemote,

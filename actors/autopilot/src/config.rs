@@ -7,20 +7,20 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// A voter that has not acknowledged anything for longer does not answer: the role manager's measure.
+    /// A voter that has acknowledged nothing for longer counts as not answering, as in the role manager.
     pub election_timeout: Duration,
-    /// Between the beginnings of two exchanges. Not between the two halves of one, nor of a pair: with an even number of voters one more
-    /// must answer.
+    /// Between the beginnings of two replacements or pairs of promotions. Not within one: with an even number of voters one more must
+    /// answer.
     pub between_changes: Duration,
     /// Between two replacements.
     pub between_replacements: Duration,
-    /// In which at most a minority of the declared managers is replaced.
+    /// Within this time at most a minority of the declared managers is replaced.
     pub replacement_window: Duration,
     /// A promotion that takes longer is taken back.
     pub settle_within: Duration,
     /// How long a worker whose promotion was taken back is passed over, the first time and at most.
     pub backoff: (Duration, Duration),
-    /// Readiness is compared in steps of this length, so that seconds do not decide.
+    /// How long candidates have been ready is compared in steps of this length, so that seconds do not decide.
     pub readiness_step: Duration,
     /// How often a refused or lost step is tried again.
     pub retry: Duration,

@@ -20,12 +20,12 @@ use crate::view::view;
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 /// The Raft member answers by its deadline; this is a little longer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
-/// The role manager answers a change of roles after one log entry and one check of the voters.
+/// The role manager answers after one log entry and one check of the voters.
 const ROLE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The Raft member gives up a transfer long before.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The most often that it looks at a state which may have changed. A decision waits for seconds at least.
+/// The least time between two looks at the state. Every delay of a decision is seconds or more.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What the actor reads and asks.
@@ -103,7 +103,8 @@ impl AutopilotShell {
         let replica = self.replica();
         self.shown.as_ref().is_none_or(|shown| !is_same(shown, &replica.tables))
     }
-    /// Not borrowed for longer than that: the Raft member waits to publish the next one.
+
+    /// Cloned, because the Raft member cannot publish the next one while this one is borrowed.
     fn replica(&self) -> Arc<Replica> {
         Arc::clone(&self.ports.replica.borrow())
     }

@@ -1,6 +1,6 @@
 //! A declared number of managers: what an operator asked for, and what the autopilot did about it.
 //!
-//! Without a policy the cluster decides no role by itself.
+//! Without a policy only operators change roles.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Generation, NodeId, Principal, Revision, Role, WallTime};
 
-/// The changes of roles that are remembered, for people and for the limits on their rate.
+/// How many changes of roles are recorded, for operators and for the limits on their rate.
 pub const AUTOPILOT_HISTORY: usize = 16;
-/// What may be declared: each tolerates one manager fewer than half of it.
+/// What may be declared: odd numbers, of which less than half may fail.
 pub const MANAGER_COUNTS: [u8; 4] = [1, 3, 5, 7];
 
 /// An operator's declaration. One record.
@@ -63,7 +63,7 @@ impl AutopilotPolicy {
     pub fn stabilize(&self) -> Duration {
         Duration::from_millis(self.stabilize_ms)
     }
-    /// What no declaration may be. Checked where it is requested and again where it is applied.
+    /// Why it is not a valid declaration. Checked where it is requested and again where it is applied.
     pub fn fault(&self) -> Option<String> {
         if self.replace_after_ms == 0 || self.stabilize_ms == 0 {
             return Some("replace-after and stabilize must be longer than 0 s".to_owned());
@@ -80,8 +80,8 @@ impl AutopilotPolicy {
         };
         Some(format!("{} managers: {why}; declare 1, 3, 5 or 7", self.managers))
     }
-    /// What is unwise about it. Checked where it is requested only: a cluster that was declared otherwise, in a test, is still valid.
-    /// `experiment`: times may be as short as they like.
+    /// Which of its times is outside of the recommended bounds. Checked only where it is requested: a test may apply shorter ones.
+    /// `experiment`: there is no lower bound.
     pub fn outside_bounds(&self, experiment: bool) -> Option<String> {
         let within = |what: &str, ms: u64, (least, most): (Duration, Duration)| {
             let is = Duration::from_millis(ms);
@@ -105,7 +105,7 @@ pub struct AutopilotPause {
     pub gave_up: bool,
 }
 
-/// Whether a node may become manager by itself.
+/// Whether the autopilot may promote a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ManagerPreference {
@@ -180,7 +180,7 @@ pub struct AutopilotChange {
 pub struct Drain {
     pub by: Principal,
     pub at: WallTime,
-    /// The drain ends by itself then. `None`: an operator ends it.
+    /// When the drain ends. `None`: an operator ends it.
     pub until: Option<WallTime>,
     /// Another node takes its place as manager first.
     pub replace: bool,
@@ -196,7 +196,7 @@ pub struct Autopilot {
     pub requested: OrdMap<NodeId, Role>,
     /// Oldest first; at most [`AUTOPILOT_HISTORY`].
     pub changes: Vector<Arc<AutopilotChange>>,
-    /// Of the declaration that was withdrawn last: the next one continues behind it, so that a generation stands for one declaration.
+    /// Of the declaration that was withdrawn last. The next one gets a higher one, so that each generation identifies one declaration.
     pub withdrawn: Generation,
     /// Of the last change.
     pub last_number: u64,
@@ -222,8 +222,8 @@ pub enum AutopilotStep {
     /// An operator's declaration. Refused unless its generation is the policy's (0: there is none), plus what
     /// [`AutopilotPolicy::fault`] says.
     Declare(Box<AutopilotPolicy>),
-    /// Withdraws it, with what is remembered of requests and its pause. There is none: no change. Refused as `Stale` if it is of another
-    /// generation than this.
+    /// Withdraws it, with its pause and the remembered requests. Nothing is declared: no change. Refused as `Stale` if the declaration has
+    /// another generation than this.
     Withdraw {
         generation: Option<Generation>,
     },

@@ -32,9 +32,13 @@ pub struct PeerProgress {
 }
 
 impl PeerProgress {
+    /// Time since its last acknowledgement, if it can follow the leader.
+    pub fn answered_ago(&self) -> Option<Duration> {
+        self.acked_ago.filter(|_| self.problem.is_none())
+    }
     /// Whether it acknowledged something within this time, and can follow the leader.
     pub fn answers_within(&self, limit: Duration) -> bool {
-        self.problem.is_none() && self.acked_ago.is_some_and(|ago| ago <= limit)
+        self.answered_ago().is_some_and(|ago| ago <= limit)
     }
 }
 

@@ -20,14 +20,14 @@ pub enum AutopilotRequest {
     Set { settings: AutopilotSettings, generation: Option<Generation> },
     /// Withdraws the declaration. Write: by request id. Repeated under another id: no change.
     Withdraw { generation: Option<Generation> },
-    /// Nothing new begins. Write: by request id. Repeated under another id: no change, the first reason stays.
+    /// The autopilot begins no change until it is resumed. Write: by request id. Repeated under another id: no change, also of the reason.
     Pause { why: String },
     /// Ends a pause. Write: by request id. Repeated under another id: no change.
     Resume,
-    /// Whether a node may become manager by itself. Write: by request id. Repeated under another id: no change.
+    /// Whether the autopilot may promote a node. Write: by request id. Repeated under another id: no change.
     Prefer { node: NodeRef, preference: ManagerPreference },
-    /// The node will go away for a while: it gives up leadership, is not promoted, and does not count as dead before its time is over.
-    /// `for_ms`: the drain ends by itself then. `replace`: another node takes its place as manager first; needs a declaration
+    /// The node goes into maintenance: it gives up leadership, is not promoted, and does not count as dead before the drain ends.
+    /// `for_ms`: the drain ends after this time. `replace`: another node takes its place as manager first; needs a declaration
     /// (`conflict`). Write: by request id. Repeated under another id: the time begins anew.
     Drain { node: NodeRef, for_ms: Option<u64>, replace: bool },
     /// The node is back. Write: by request id. Repeated under another id: no change.

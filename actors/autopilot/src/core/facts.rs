@@ -1,7 +1,7 @@
 //! What the autopilot decides by: the leader's own applied state, its Raft progress, and how long it has itself seen each node ready or
 //! down. Nothing that another leader observed counts (AUTO-8): clocks differ, and a leader that has just begun knows little.
 //!
-//! A voter's session may be down while the voter follows in Raft: such a voter is not dead. The time for which a node counts as down
+//! A voter's session may be down while the voter follows in Raft: that voter is not dead. The time for which a node counts as down
 //! therefore begins anew with each acknowledgement, and does not begin before the end of its maintenance.
 
 use std::collections::BTreeMap;
@@ -77,9 +77,7 @@ pub fn excused(replica: &Replica, seen_at: Moment, now: Now) -> BTreeMap<NodeId,
         if replica.raft.raft_id == Some(*raft_id) {
             until(member.node, now.at);
         }
-        let progress = replica.raft.progress.iter().find(|progress| progress.raft_id == *raft_id);
-        let acked = progress.filter(|progress| progress.problem.is_none()).and_then(|progress| progress.acked_ago);
-        if let Some(ago) = acked {
+        if let Some(ago) = answered_ago(replica, *raft_id) {
             until(member.node, seen_at - ago);
         }
     }
@@ -90,6 +88,11 @@ pub fn excused(replica: &Replica, seen_at: Moment, now: Now) -> BTreeMap<NodeId,
         }
     }
     excused
+}
+
+/// How long before the replica was published a member last answered. `None`: never in this term, or it cannot follow.
+fn answered_ago(replica: &Replica, id: RaftId) -> Option<Duration> {
+    replica.raft.progress.iter().find(|progress| progress.raft_id == id)?.answered_ago()
 }
 
 /// A voter.
@@ -104,12 +107,12 @@ pub struct Voter {
     pub release: Triple,
     /// The node of this leader.
     pub leads: bool,
-    /// The last person who requested its role wants it to be a manager.
+    /// An operator's last request for its role was manager.
     pub wanted_by_person: bool,
     pub never: bool,
     /// It is in maintenance.
     pub drain: Option<Maintenance>,
-    /// It is to be a worker, or is being removed: the role manager does that.
+    /// The role manager is demoting or removing it.
     pub leaves: bool,
 }
 
@@ -132,17 +135,17 @@ pub struct Worker {
     pub release: Triple,
     pub eligible: bool,
     pub preference: muster_messages::ManagerPreference,
-    /// The last person who requested its role wants it to be a worker.
+    /// An operator's last request for its role was worker.
     pub demoted_by_person: bool,
     /// Its promotion was taken back: passed over until then.
     pub backoff_until: Option<WallTime>,
-    /// Why it is unknown what it is.
+    /// Why the node is not trusted with the role.
     pub doubt: Option<Doubt>,
     /// It is in maintenance.
     pub drained: bool,
 }
 
-/// Why it is unknown what a node is.
+/// Why a node is not trusted with the role of a manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doubt {
     Duplicate,
@@ -184,6 +187,14 @@ pub struct Now {
     pub wall: WallTime,
 }
 
+impl Now {
+    /// A wall time on the monotonic clock; now, if it has passed.
+    pub(super) fn moment(self, at: WallTime) -> Moment {
+        let left = u64::try_from(at.0.saturating_sub(self.wall.0)).unwrap_or(0);
+        self.at + Duration::from_millis(left)
+    }
+}
+
 impl Facts {
     pub fn of(
         replica: &Replica,
@@ -201,9 +212,8 @@ impl Facts {
         let members: BTreeMap<NodeId, (RaftId, bool)> =
             tables.members.values().map(|member| (member.node, (member.raft_id, member.voter))).collect();
         let answers = |id: RaftId| {
-            let progress = replica.raft.progress.iter().find(|progress| progress.raft_id == id);
-            let acked = progress.filter(|progress| progress.problem.is_none()).and_then(|progress| progress.acked_ago);
-            replica.raft.raft_id == Some(id) || acked.is_some_and(|ago| ago + age <= config.election_timeout)
+            let answered = answered_ago(replica, id);
+            replica.raft.raft_id == Some(id) || answered.is_some_and(|ago| ago + age <= config.election_timeout)
         };
         let (mut voters, mut workers, mut unsettled) = (Vec::new(), Vec::new(), Vec::new());
         for (id, record) in &tables.nodes {
@@ -213,7 +223,7 @@ impl Facts {
             let requested = autopilot.requested.get(id).copied();
             let preference = autopilot.preference(*id);
             let member = members.get(id);
-            let drain = autopilot.drains.get(id).filter(|drain| lasts(drain, now.wall));
+            let drain = autopilot.drains.get(id).filter(|drain| is_in_force(drain, now.wall));
             let is_down = matches!(seen, Some(Seen::Down(_)));
             let to = match (record.desired_role, member) {
                 _ if record.removing.is_some() => Some(Role::Worker),
@@ -268,6 +278,9 @@ impl Facts {
         }
     }
 
+    pub(super) fn clocks(&self) -> Now {
+        Now { at: self.now, wall: self.wall }
+    }
     /// Voters that answer.
     pub fn answering(&self) -> usize {
         self.voters.iter().filter(|voter| voter.answers).count()
@@ -298,8 +311,8 @@ pub fn majority(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// Whether a drain is not over yet.
-pub(super) fn lasts(drain: &Drain, now: WallTime) -> bool {
+/// Whether a drain has not ended yet.
+pub(super) fn is_in_force(drain: &Drain, now: WallTime) -> bool {
     drain.until.is_none_or(|until| now < until)
 }
 
@@ -319,7 +332,7 @@ fn doubt(tables: &Tables, record: &NodeRecord, doubts: &NodeDoubts) -> Option<Do
     if record.certificate_state() == muster_messages::CertificateState::Failed {
         return Some(Doubt::CertificateFailed);
     }
-    // Someone else may have its key: it is trusted again with the next certificate.
+    // Its key may be stolen: the node is trusted again once it presents the next certificate.
     if tables.certificates.get(&record.id).is_some_and(|row| row.revoking) {
         return Some(Doubt::CertificateRevoked);
     }

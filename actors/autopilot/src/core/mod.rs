@@ -64,7 +64,10 @@ pub enum Effect {
 /// What was asked and is not answered yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum InFlight {
-    Proposal,
+    /// `refusal`: it records that a change was refused.
+    Proposal {
+        refusal: bool,
+    },
     /// The role that this change is about.
     Request(u64),
     /// The former role, because this change did not settle in time.
@@ -99,8 +102,6 @@ pub struct Core {
     hand_over_at: Option<Moment>,
     /// The last node that leadership was offered to.
     offered_to: Option<NodeId>,
-    /// The proposal in flight records a refusal.
-    refused: bool,
     /// Of the last decision, so that a repeated one is not logged again.
     decided: Option<Decision>,
     /// Changes that ended in this term, and the number of the last one.
@@ -123,7 +124,6 @@ impl Core {
             retry_at: None,
             hand_over_at: None,
             offered_to: None,
-            refused: false,
             decided: None,
             ended: BTreeMap::new(),
             counted: None,
@@ -141,10 +141,9 @@ impl Core {
         match input {
             Input::State { replica, doubts } => self.see(at, replica, doubts),
             Input::Proposed(applied) => {
-                self.in_flight = None;
-                let refused = std::mem::take(&mut self.refused);
+                let refused = self.in_flight.take() == Some(InFlight::Proposal { refusal: true });
                 if !applied || refused {
-                    // The same plan would be refused again: facts change slower than the log takes entries.
+                    // The same plan would be refused again: facts change more slowly than the log takes entries.
                     let pause = if refused { self.config.between_changes } else { self.config.retry };
                     self.retry_at = Some(at + pause);
                 }
@@ -196,7 +195,7 @@ impl Core {
         let mut replica = Replica::clone(&self.replica);
         replica.tables.autopilot.policy = Some(Arc::new(policy));
         let mut sightings = self.sightings.clone();
-        // Without a declaration nothing was watched: what would be done first is said as if it had been.
+        // Without a declaration the nodes' states were not followed: the plan assumes that they have not changed in this term.
         let excused = excused(&replica, self.seen_at, self.now(at));
         sightings.follow(&replica, &self.doubts, &excused, self.leads_since.at);
         let facts = self.facts_of(&replica, &sightings, self.now(at));
@@ -289,16 +288,12 @@ impl Core {
         if drains.is_empty() || self.retry_at.is_some() {
             return None;
         }
-        if let Some((node, drain)) = drains.iter().find(|(_, drain)| !facts::lasts(drain, now.wall)) {
+        if let Some((node, drain)) = drains.iter().find(|(_, drain)| !facts::is_in_force(drain, now.wall)) {
             let (node, ends) = (*node, drain.until);
             self.propose(now, AutopilotStep::Undrain { node, ends }, out);
             return None;
         }
-        let moment = |until: WallTime| {
-            let left = u64::try_from(until.0.saturating_sub(now.wall.0)).unwrap_or(0);
-            now.at + std::time::Duration::from_millis(left)
-        };
-        let ends = drains.values().filter_map(|drain| drain.until).map(moment).min();
+        let ends = drains.values().filter_map(|drain| drain.until).map(|until| now.moment(until)).min();
         let facts = self.facts(now.at);
         let leads_drained = facts.voters.iter().any(|voter| voter.leads && voter.drain.is_some());
         if !leads_drained || !facts.known {
@@ -321,7 +316,8 @@ impl Core {
     }
 
     fn propose(&mut self, now: Now, step: AutopilotStep, out: &mut Vec<Effect>) {
-        self.in_flight = Some(InFlight::Proposal);
+        let refusal = matches!(step, AutopilotStep::End { outcome: AutopilotOutcome::Refused, .. });
+        self.in_flight = Some(InFlight::Proposal { refusal });
         out.push(Effect::Propose { at: now.wall, step });
     }
     fn end(&mut self, now: Now, number: u64, outcome: AutopilotOutcome, why: impl Into<String>, out: &mut Vec<Effect>) {
@@ -338,13 +334,8 @@ impl Core {
         let (desired, membership) = (record.desired_role, tables.membership_of(node));
         if tables.autopilot.requested.contains_key(&node) || record.removing.is_some() {
             // AUTO-6: a person has requested something since.
-            return self.end(
-                now,
-                number,
-                AutopilotOutcome::Dropped,
-                "an operator changed the node's role meanwhile",
-                out,
-            );
+            let why = "an operator changed the node's role meanwhile";
+            return self.end(now, number, AutopilotOutcome::Dropped, why, out);
         }
         let is_there = match action {
             AutopilotAction::Promote => membership == Membership::Voter,
@@ -363,7 +354,7 @@ impl Core {
             // Taken back, and the answer was lost; or it was never requested, which its node may be the reason for.
             self.end(now, number, AutopilotOutcome::TakenBack, "the node did not become a manager in time", out);
         } else if self.accepted == Some(number) {
-            // It was written, and is no longer so: by someone who leaves no trace, an operator of an older build.
+            // It was applied, and another request has undone it. A manager of an older build does not record that an operator asked.
             self.end(now, number, AutopilotOutcome::Dropped, "the node's role was changed meanwhile", out);
         } else if overdue {
             self.end(now, number, AutopilotOutcome::Dropped, "not requested in time", out);
@@ -396,8 +387,8 @@ impl Core {
         if change.replaces == Some(change.node) {
             return match voter.seen {
                 _ if !facts.known => Cause::Unknown,
-                _ if voter.answers => Cause::Gone("it returned"),
-                Some(Seen::Ready(_)) => Cause::Gone("it returned"),
+                _ if voter.answers => Cause::Gone("the manager has returned"),
+                Some(Seen::Ready(_)) => Cause::Gone("the manager has returned"),
                 Some(Seen::Down(_)) => Cause::Holds,
                 None => Cause::Unknown,
             };
@@ -407,7 +398,7 @@ impl Core {
             |policy: &AutopilotPolicy| facts.voters.len() > usize::from(policy.managers) && (policy.shrink || goes);
         match self.autopilot().policy.as_deref().is_some_and(is_surplus) {
             true => Cause::Holds,
-            false => Cause::Gone("it is not surplus any more"),
+            false => Cause::Gone("the manager is not surplus any more"),
         }
     }
 
@@ -424,23 +415,22 @@ impl Core {
             (Some(InFlight::TakingBack(number)), Ok(())) => {
                 self.end(now, number, AutopilotOutcome::TakenBack, "the node did not become a manager in time", out);
             }
-            // Whether it was written is unknown, or the leader is too young to say: the state tells, or it is requested again.
-            (Some(_), Err(error)) if may_be_tried_again(&error) => self.retry_at = Some(now.at + self.config.retry),
-            // It was overtaken: by the end of the change, or by a person's request. The state says which.
+            // Whether it was applied is unknown, or the leader cannot tell yet: the state shows it, or the request is repeated.
+            (Some(_), Err(error)) if error.code.is_transient() => self.retry_at = Some(now.at + self.config.retry),
+            // The change has ended meanwhile, or an operator has requested another role. The state shows which.
             (Some(InFlight::Request(number)), Err(_)) if !self.is_wanted(number) => {}
             (Some(InFlight::Request(number)), Err(error)) => {
-                self.refused = true;
                 self.end(now, number, AutopilotOutcome::Refused, error.message, out);
             }
             // The learner would be needed for a quorum now: later.
             (Some(InFlight::TakingBack(_)), Err(_)) => self.retry_at = Some(now.at + self.config.retry),
-            (None | Some(InFlight::Proposal | InFlight::HandOver), _) => {}
+            (None | Some(InFlight::Proposal { .. } | InFlight::HandOver), _) => {}
         }
     }
 }
 
-/// Whether two states are the same in what it decides by. Acknowledgements are no part of it: the core looks again by itself while a voter
-/// is silent.
+/// Whether two states are the same in what it decides by. Acknowledgements are not compared: the core asks to be woken while a voter is
+/// silent.
 pub fn is_same(a: &Tables, b: &Tables) -> bool {
     if !a.autopilot.drains.ptr_eq(&b.autopilot.drains) || a.feature_level() != b.feature_level() {
         return false;
@@ -460,15 +450,6 @@ pub fn is_same(a: &Tables, b: &Tables) -> bool {
                 && a.certificates.ptr_eq(&b.certificates)
         }
     }
-}
-
-/// The role manager could not decide, or its answer is lost.
-fn may_be_tried_again(error: &ErrorBody) -> bool {
-    use muster_messages::ErrorCode::*;
-    matches!(
-        error.code,
-        NoQuorum | Unreachable | NotKnownHereYet | UnknownOutcome | TimedOut | TooManyRequests | Internal
-    )
 }
 
 fn reason(decision: &Decision) -> String {

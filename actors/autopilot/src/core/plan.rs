@@ -14,7 +14,7 @@ use muster_messages::{
 };
 
 use super::candidates::{Candidate, candidates};
-use super::facts::{Facts, Now, Seen, Voter, age, majority};
+use super::facts::{Facts, Seen, Voter, age, majority};
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected, planned};
 
@@ -87,17 +87,22 @@ impl Planner<'_> {
         if let Some(decision) = self.before_any_step() {
             return decision;
         }
-        // A dead manager that cannot be replaced now does not keep others from being added.
-        let waits = |decision: &Decision| matches!(decision, Decision::Wait(_));
-        let decision = match self.replace() {
-            Some(held_back) if waits(&held_back) => self.grow().filter(|grown| !waits(grown)).unwrap_or(held_back),
-            Some(decision) => decision,
-            None => self.grow().or_else(|| self.relieve()).or_else(|| self.shrink()).unwrap_or_else(|| self.rest()),
+        let decision = match (self.replace(), self.grow()) {
+            // A dead manager that cannot be replaced now does not delay promotions. Nor does one for which no candidate is left, because
+            // the managers that are missing take them all.
+            (Some(replaced), Some(grown @ Decision::Act(_)))
+                if matches!(replaced, Decision::Wait(_)) || self.needs_every_candidate() =>
+            {
+                grown
+            }
+            (Some(replaced), _) => replaced,
+            (None, Some(grown)) => grown,
+            (None, None) => self.relieve().or_else(|| self.shrink()).unwrap_or_else(|| self.rest()),
         };
         match decision {
             Decision::Act(_) | Decision::GiveUp(_) if 2 * self.facts.down > self.facts.nodes => {
                 let message = format!(
-                    "{} of {} nodes are down: more likely the network, or this manager's part of it, has failed",
+                    "{} of {} nodes are down: probably the network has failed, or this manager's part of it",
                     self.facts.down, self.facts.nodes
                 );
                 wait(AutopilotReason::TooManyDown, message)
@@ -124,38 +129,29 @@ impl Planner<'_> {
             return None;
         }
         if let Some(change) = self.autopilot.outstanding() {
-            let what = format!("{} of {}", verb(change.action), self.name(change.node));
-            let Decision::Wait(busy) = self.busy(change.node, what) else { return None };
+            let what = format!("{} of {}", noun(change.action), self.name(change.node));
             // A promotion is taken back then.
             let not_before = (change.action == AutopilotAction::Promote).then(|| self.due_at(change));
-            return Some(Decision::Wait(Wait { not_before, ..busy }));
+            return Some(Decision::Wait(Wait { not_before, ..busy(change.node, &what) }));
         }
         let unsettled = facts.unsettled.first()?;
-        Some(self.busy(unsettled.node, format!("{} is becoming a {}", unsettled.name, unsettled.to)))
+        let what = format!("{} is becoming a {}", unsettled.name, unsettled.to);
+        Some(Decision::Wait(busy(unsettled.node, &what)))
     }
 
-    fn busy(&self, node: NodeId, what: String) -> Decision {
-        let message = format!("a change of roles is under way: {what}");
-        Decision::Wait(Wait { reason: AutopilotReason::Busy, node: Some(node), not_before: None, message })
+    /// Whether the managers that are missing take every candidate.
+    fn needs_every_candidate(&self) -> bool {
+        self.facts.voters.len() + self.placed() <= self.declared()
     }
 
     /// Rows 3, 4 and 9: a manager that is dead.
     fn replace(&self) -> Option<Decision> {
         let (voters, answering) = (self.facts.voters.len(), self.facts.answering());
-        // One that a person has demoted or removed leaves anyway.
+        // A manager that an operator has demoted or removed leaves in any case.
         let dead = self.facts.voters.iter().find(|voter| self.is_dead(voter) && !voter.leaves)?;
-        let missing = self.declared().saturating_sub(voters);
-        let surplus = voters.saturating_sub(self.declared());
-        let placed = self.placed();
-        if placed + surplus == 0 {
+        if self.placed() == 0 && voters <= self.declared() {
             let message = format!("{} is down, and no worker can take its place{}", dead.name, self.exclusions());
             return Some(self.with_node(AutopilotReason::NoCandidate, dead.node, message));
-        }
-        // Every candidate is needed for the managers that are missing anyway: they come first, where they can.
-        if placed + surplus <= missing
-            && let Some(grows @ Decision::Act(_)) = self.grow()
-        {
-            return Some(grows);
         }
         if let Some(held_back) = self.rate_of_replacements(dead) {
             return Some(held_back);
@@ -165,7 +161,7 @@ impl Planner<'_> {
             return Some(self.with_node(AutopilotReason::QuorumAtRisk, dead.node, what));
         }
         if is_injected(BugInjection::PromoteFirst)
-            && missing == 0
+            && voters >= self.declared()
             && let Some(first) = self.first_candidate()
         {
             let (action, replaces) = (AutopilotAction::Promote, Some(dead.node));
@@ -178,7 +174,7 @@ impl Planner<'_> {
 
     /// Rows 3, 5 and 6: fewer managers than declared.
     fn grow(&self) -> Option<Decision> {
-        let (voters, answering, declared) = (self.facts.voters.len(), self.facts.answering(), self.declared());
+        let (voters, declared) = (self.facts.voters.len(), self.declared());
         if voters >= declared {
             return None;
         }
@@ -205,15 +201,21 @@ impl Planner<'_> {
         if !even && let Some(held_back) = self.between_changes() {
             return Some(held_back);
         }
-        // A newcomer does not count as answering, except as the second one: there is no other way to two.
-        if voters > 1 && answering < majority(voters + 1) {
-            let message = format!("{number}; with one more, {} must answer and {answering} do", majority(voters + 1));
-            return Some(wait(AutopilotReason::QuorumAtRisk, message));
+        if let Some(risk) = self.risk_of_promotion() {
+            return Some(wait(AutopilotReason::QuorumAtRisk, format!("{number}; {risk}")));
         }
         let node = self.first_candidate()?;
         let replaces = self.half_replaced();
         let why = format!("{number}; {} is the first candidate", self.name(node));
         Some(Decision::Act(Act { action: AutopilotAction::Promote, node, replaces, why }))
+    }
+
+    /// Why one more manager might cost the quorum, if it might: a new manager does not answer yet. A single manager is the exception: every
+    /// way from it to others leads over two.
+    fn risk_of_promotion(&self) -> Option<String> {
+        let (voters, answering) = (self.facts.voters.len(), self.facts.answering());
+        let needed = majority(voters + 1);
+        (voters > 1 && answering < needed).then(|| format!("with one more, {needed} must answer and {answering} do"))
     }
 
     fn first_candidate(&self) -> Option<NodeId> {
@@ -238,7 +240,7 @@ impl Planner<'_> {
                 return Some(self.with_node(AutopilotReason::QuorumAtRisk, drained.node, message));
             }
             let why = format!("{} is drained, and {voters} managers are more than declared", drained.name);
-            // Not a replacement in the sense of the brakes: nothing has failed.
+            // Does not count for the rate of replacements: nothing has failed.
             let (action, replaces) = (AutopilotAction::Demote, None);
             return Some(Decision::Act(Act { action, node: drained.node, replaces, why }));
         }
@@ -249,11 +251,8 @@ impl Planner<'_> {
         if let Some(held_back) = self.between_changes() {
             return Some(held_back);
         }
-        let answering = self.facts.answering();
-        // There is no other way from one manager to another.
-        if voters > 1 && answering < majority(voters + 1) {
-            let message = format!("with one more, {} must answer and {answering} do", majority(voters + 1));
-            return Some(self.with_node(AutopilotReason::QuorumAtRisk, drained.node, message));
+        if let Some(risk) = self.risk_of_promotion() {
+            return Some(self.with_node(AutopilotReason::QuorumAtRisk, drained.node, risk));
         }
         let why = format!("{} is drained; {} is the first candidate", drained.name, self.name(node));
         let (action, replaces) = (AutopilotAction::Promote, Some(drained.node));
@@ -266,7 +265,7 @@ impl Planner<'_> {
         if voters <= declared || !self.policy.shrink {
             return None;
         }
-        // With a silent one it is not known yet which ones are surplus: it may be that one.
+        // While a manager is silent, the surplus one may be that one.
         if let Some(silent) = self.facts.voters.iter().find(|voter| !voter.answers) {
             let message = format!(
                 "{voters} managers, {declared} declared; surplus ones stay while {} does not answer",
@@ -277,7 +276,7 @@ impl Planner<'_> {
             return Some(Decision::Wait(Wait { reason, node, not_before, message }));
         }
         let zones = self.facts.zones();
-        // Who was promoted by a person stays, and so does the leader while another one will do.
+        // A manager that an operator promoted stays, and so does the leader while another one can go.
         let may_go = self.facts.voters.iter().filter(|voter| !voter.wanted_by_person && voter.answers);
         let goes = may_go.max_by_key(|voter| {
             let in_zone = voter.zone.as_deref().and_then(|zone| zones.get(zone)).copied().unwrap_or(0);
@@ -312,7 +311,7 @@ impl Planner<'_> {
             return wait(AutopilotReason::MoreThanDeclared, message);
         }
         if let Some(leaves) = self.facts.voters.iter().find(|voter| voter.leaves) {
-            return self.busy(leaves.node, format!("{} is becoming a worker", leaves.name));
+            return Decision::Wait(busy(leaves.node, &format!("{} is becoming a worker", leaves.name)));
         }
         let suspect = self
             .facts
@@ -361,13 +360,8 @@ impl Planner<'_> {
         let dead_at = since + self.policy.replace_after();
         // One that is to be replaced, or was drained without an end, is not awaited: only its own silence counts.
         let awaited_until = voter.drain.filter(|drain| !drain.replace).and_then(|drain| drain.until);
-        let back_at = awaited_until.map(|until| self.moment(until));
+        let back_at = awaited_until.map(|until| self.facts.clocks().moment(until));
         Some(back_at.map_or(dead_at, |back_at| dead_at.max(back_at + self.policy.replace_after())))
-    }
-    /// A wall time as a moment of this leader's clock; one that is over: now.
-    fn moment(&self, at: WallTime) -> Moment {
-        let left = u64::try_from(at.0.saturating_sub(self.facts.wall.0)).unwrap_or(0);
-        self.facts.now + Duration::from_millis(left)
     }
     fn is_dead(&self, voter: &Voter) -> bool {
         self.dead_at(voter).is_some_and(|at| self.facts.now >= at)
@@ -395,8 +389,7 @@ impl Planner<'_> {
 
     /// Time since a change, by the clocks of the leaders that wrote and read it: it only ever limits a rate.
     fn since(&self, at: WallTime) -> Duration {
-        let Facts { now, wall, leads_since, .. } = *self.facts;
-        age(at, Now { at: now, wall }, leads_since)
+        age(at, self.facts.clocks(), self.facts.leads_since)
     }
     fn moment_after(&self, at: WallTime, pause: Duration) -> Option<Moment> {
         let left = pause.checked_sub(self.since(at)).filter(|left| !left.is_zero())?;
@@ -461,8 +454,9 @@ impl Planner<'_> {
         };
         let dead = facts.voters.iter().filter_map(|voter| self.dead_at(voter));
         let stable = self.candidates.iter().filter_map(|candidate| candidate.stable_at);
-        let backoff = facts.workers.iter().filter_map(|worker| worker.backoff_until).map(|until| self.moment(until));
-        // Acknowledgements are no facts that wake it: while a voter is silent it looks again, and also while one is down and answers.
+        let backoff =
+            facts.workers.iter().filter_map(|worker| worker.backoff_until).map(|until| facts.clocks().moment(until));
+        // An acknowledgement does not wake it: it plans again while a voter is silent, and while one is down and answers.
         let watched = |voter: &Voter| !voter.answers || matches!(voter.seen, Some(Seen::Down(_)));
         let silent = facts.voters.iter().any(watched).then(|| facts.now + self.config.retry);
         let all = decided.into_iter().chain(dead).chain(stable).chain(backoff).chain(settling).chain(due).chain(silent);
@@ -470,12 +464,17 @@ impl Planner<'_> {
     }
 }
 
-/// Whether it counts for the limits on the rate: refused and dropped ones changed nothing.
+/// Whether it counts for the limits on the rate: refused and dropped changes had no effect.
 fn took_effect(change: &AutopilotChange) -> bool {
     !matches!(change.outcome, AutopilotOutcome::Refused | AutopilotOutcome::Dropped)
 }
 
-fn verb(action: AutopilotAction) -> &'static str {
+fn busy(node: NodeId, what: &str) -> Wait {
+    let message = format!("a change of roles is under way: {what}");
+    Wait { reason: AutopilotReason::Busy, node: Some(node), not_before: None, message }
+}
+
+fn noun(action: AutopilotAction) -> &'static str {
     match action {
         AutopilotAction::Promote => "the promotion",
         AutopilotAction::Demote => "the demotion",

@@ -6,9 +6,7 @@ use std::time::Duration;
 use muster_messages::*;
 
 use crate::scenarios::three_of_five;
-use crate::world::{World, id};
-
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::world::{MINUTE, World, id};
 
 /// Test 13: with a drain for longer than the restart nothing is replaced, although each is away for longer than `replace-after`.
 #[test]
@@ -16,12 +14,11 @@ fn drained_managers_are_restarted_one_by_one() {
     let mut world = World::new(3, 2);
     world.declare(|_| {});
     for n in [2, 3, 1] {
-        let until = Some(world.now.wall.plus(20 * MINUTE));
-        world.operator(AutopilotStep::Drain { node: id(n), until, replace: false });
+        world.drain(id(n), Some(20 * MINUTE), false);
         world.kill(id(n));
         world.pass(15 * MINUTE);
         world.revive(id(n));
-        world.operator(AutopilotStep::Undrain { node: id(n), ends: None });
+        world.undrain(id(n));
         world.pass(MINUTE);
     }
     assert_eq!(world.requests, []);
@@ -43,8 +40,7 @@ fn all_managers_are_exchanged_while_new_workers_come() {
         }
         world
     };
-    let mut drained =
-        world(|world, n| world.operator(AutopilotStep::Drain { node: id(n), until: None, replace: true }));
+    let mut drained = world(|world, n| world.drain(id(n), None, true));
     drained.pass(10 * MINUTE);
     assert_eq!(drained.voters(), BTreeSet::from([id(3), id(4), id(5)]), "{:?}", drained.decided);
     assert!(!drained.lost_quorum);
@@ -63,7 +59,7 @@ fn drained_manager_gives_its_place_to_another_node() {
     let mut world = three_of_five(|_| {});
     world.pass(MINUTE);
     for (drained, successor) in [(id(3), id(4)), (id(1), id(5))] {
-        world.operator(AutopilotStep::Drain { node: drained, until: None, replace: true });
+        world.drain(drained, None, true);
         world.pass(5 * MINUTE);
         assert!(!world.voters().contains(&drained) && world.voters().contains(&successor), "{:?}", world.requests);
         assert_ne!(world.leader, drained);
@@ -71,13 +67,11 @@ fn drained_manager_gives_its_place_to_another_node() {
     let roles = [(4, Role::Manager), (3, Role::Worker), (5, Role::Manager), (1, Role::Worker)];
     assert_eq!(world.requests, roles.map(|(n, role)| (id(n), role)));
     assert_eq!(world.offers, [id(2)]);
-    // They are back: candidates, and nothing moves.
-    world.operator(AutopilotStep::Undrain { node: id(1), ends: None });
+    // One of them is back: it is a candidate, and no role changes.
+    world.undrain(id(1));
     world.pass(60 * MINUTE);
     assert_eq!(world.requests.len(), 4);
-    let (_, plan) = world.core.plan(world.now.at, None);
-    let standing = |n| plan.candidates.iter().find(|candidate| candidate.node == id(n)).unwrap().standing;
-    assert_eq!((standing(1), standing(3)), (Ok(1), Err(Exclusion::Drained)));
+    assert_eq!((world.standing(id(1)), world.standing(id(3))), (Ok(1), Err(Exclusion::Drained)));
 }
 
 /// The first one does not take over: the next one is asked.
@@ -86,17 +80,16 @@ fn leadership_is_offered_to_each_manager_in_turn() {
     let mut world = World::new(4, 0);
     world.pass(MINUTE);
     world.loses = true;
-    world.operator(AutopilotStep::Drain { node: id(1), until: None, replace: false });
+    world.drain(id(1), None, false);
     world.pass(2 * MINUTE);
     assert_eq!((world.offers.as_slice(), world.leader), (&[id(2), id(3)][..], id(3)));
 }
 
-/// Test 34: the time runs out. Also without a declaration, where it changes no role.
+/// Test 34. Drains need no declaration; without one no role changes.
 #[test]
 fn drain_ends_by_itself() {
     let mut world = World::new(3, 1);
-    let until = Some(world.now.wall.plus(10 * MINUTE));
-    world.operator(AutopilotStep::Drain { node: id(1), until, replace: false });
+    world.drain(id(1), Some(10 * MINUTE), false);
     assert_eq!(
         (world.offers.len(), world.leader),
         (0, id(1)),
@@ -110,17 +103,16 @@ fn drain_ends_by_itself() {
     assert!(world.tables.autopilot.drains.is_empty() && world.requests.is_empty());
 }
 
-/// An operator who ends the drain a little early is not punished for it: the node counts as down from then on.
+/// An operator ends the drain before the node is back: it counts as down from then on, and not since the drain began.
 #[test]
 fn end_of_a_drain_replaces_no_manager_at_once() {
     let mut world = World::new(3, 2);
     world.declare(|_| {});
     for n in [2, 3, 1] {
-        let until = Some(world.now.wall.plus(30 * MINUTE));
-        world.operator(AutopilotStep::Drain { node: id(n), until, replace: false });
+        world.drain(id(n), Some(30 * MINUTE), false);
         world.kill(id(n));
         world.pass(20 * MINUTE);
-        world.operator(AutopilotStep::Undrain { node: id(n), ends: None });
+        world.undrain(id(n));
         world.pass(Duration::from_secs(5));
         world.revive(id(n));
         world.pass(MINUTE);
@@ -133,8 +125,7 @@ fn end_of_a_drain_replaces_no_manager_at_once() {
 fn drained_manager_that_does_not_return_is_replaced() {
     let mut world = three_of_five(|_| {});
     world.pass(MINUTE);
-    let until = Some(world.now.wall.plus(20 * MINUTE));
-    world.operator(AutopilotStep::Drain { node: id(3), until, replace: false });
+    world.drain(id(3), Some(20 * MINUTE), false);
     world.kill(id(3));
     world.pass(20 * MINUTE + Duration::from_secs(59));
     assert_eq!(world.requests, []);

@@ -10,7 +10,9 @@ use muster_autopilot::Config;
 use muster_autopilot::core::{Core, Effect, Input, Now, majority};
 use muster_messages::*;
 
-/// Heartbeats are missed for as long before a node is recorded as down.
+pub const MINUTE: Duration = Duration::from_secs(60);
+
+/// A node that misses heartbeats for this long is recorded as down.
 const DOWN_AFTER: Duration = Duration::from_secs(10);
 /// From a request until the membership has changed.
 const CATCHES_UP: Duration = Duration::from_secs(2);
@@ -111,6 +113,14 @@ impl World {
         self.apply(&Principal::Operator, Change::Autopilot(Box::new(step))).unwrap();
         self.observe();
     }
+    /// `time`: when the drain ends. `None`: an operator ends it.
+    pub fn drain(&mut self, node: NodeId, time: Option<Duration>, replace: bool) {
+        let until = time.map(|time| self.now.wall.plus(time));
+        self.operator(AutopilotStep::Drain { node, until, replace });
+    }
+    pub fn undrain(&mut self, node: NodeId) {
+        self.operator(AutopilotStep::Undrain { node, ends: None });
+    }
     pub fn apply(&mut self, by: &Principal, change: Change) -> Result<(), CommandRefusal> {
         let command = Command::idempotent(self.now.wall, by.clone(), "test").change(change);
         let at = self.tables.revision.next();
@@ -128,6 +138,11 @@ impl World {
     }
     pub fn is_dead(&self, node: NodeId) -> bool {
         self.dead.contains_key(&node)
+    }
+    /// A worker's place among the candidates, or why it has none.
+    pub fn standing(&self, node: NodeId) -> Result<usize, Exclusion> {
+        let (_, plan) = self.core.plan(self.now.at, None);
+        plan.candidates.into_iter().find(|candidate| candidate.node == node).expect("it is a worker").standing
     }
     pub fn outcome(&self) -> Option<AutopilotOutcome> {
         self.tables.autopilot.changes.last().map(|change| change.outcome)
@@ -167,7 +182,7 @@ impl World {
             self.restart();
         }
     }
-    /// The actor crashed: what it had in flight is lost, and what it asked for goes on.
+    /// The actor crashes: its answers are lost, and what it has requested is carried out.
     pub fn restart(&mut self) {
         self.effects.clear();
         self.core = Core::new(Config::default(), self.leads_since);
@@ -186,7 +201,18 @@ impl World {
         }
     }
 
-    /// When something happens next by itself.
+    /// Lets seconds pass until this holds.
+    pub fn pass_until(&mut self, what: &str, holds: impl Fn(&World) -> bool) {
+        for _ in 0..3600 {
+            if holds(self) {
+                return;
+            }
+            self.pass(Duration::from_secs(1));
+        }
+        panic!("an hour later, still not: {what}; {:?}", self.decided);
+    }
+
+    /// When the next event of the model is due.
     fn due(&self) -> Option<Moment> {
         let is_recorded =
             |node: &NodeId| self.tables.nodes.get(node).is_none_or(|record| record.liveness == Liveness::Down);
@@ -219,8 +245,7 @@ impl World {
         }
         if self.wakes_at.is_some_and(|at| at <= self.now.at) {
             (self.wakes_at, self.wakes) = (None, self.wakes + 1);
-            let (replica, doubts) = (self.replica(), Arc::default());
-            self.step(Input::State { replica, doubts });
+            self.step(self.newest());
         }
     }
 
@@ -317,28 +342,18 @@ impl World {
     }
 
     pub fn replica(&self) -> Arc<Replica> {
-        let own = self.tables.member_of(self.leader).map(|member| member.raft_id);
-        let progress = self.tables.members.values().filter(|member| Some(member.raft_id) != own).map(|member| {
-            let silent = self.dead.get(&member.node).map(|since| self.now.at.since(*since));
-            PeerProgress {
-                raft_id: member.raft_id,
-                node: Some(member.node),
-                voter: member.voter,
-                matched: 0,
-                acked_ago: Some(silent.unwrap_or_default()),
-                in_snapshot: false,
-                problem: None,
-            }
-        });
-        let raft = RaftStatus { raft_id: own, leading: true, progress: progress.collect(), ..RaftStatus::default() };
-        Arc::new(Replica { tables: self.tables.clone(), raft })
+        let silent = |node: NodeId| self.dead.get(&node).map_or(Duration::ZERO, |since| self.now.at.since(*since));
+        replica_of(&self.tables, self.leader, silent)
     }
 
     /// The core sees the newest state, and what follows from it is carried out.
     pub fn observe(&mut self) {
         self.observed += 1;
-        let (replica, doubts) = (self.replica(), Arc::default());
-        self.step(Input::State { replica, doubts });
+        self.step(self.newest());
+    }
+
+    fn newest(&self) -> Input {
+        Input::State { replica: self.replica(), doubts: Arc::default() }
     }
 
     fn step(&mut self, input: Input) {
@@ -350,7 +365,7 @@ impl World {
             carried_out += 1;
             assert!(
                 carried_out < 1_000,
-                "it never rests: {:?}",
+                "its steps at one moment have no end: {:?}",
                 self.tables.autopilot.changes.iter().rev().take(3).collect::<Vec<_>>()
             );
             match effect {
@@ -400,7 +415,7 @@ impl World {
     fn check_proposal(&self, step: &AutopilotStep) {
         let autopilot = &self.tables.autopilot;
         match step {
-            AutopilotStep::Begin { action, node, .. } => {
+            AutopilotStep::Begin { action, node, replaces, .. } => {
                 let policy = autopilot.policy.as_ref().expect("AUTO-1: nothing begins without a policy");
                 assert!(policy.paused.is_none(), "AUTO-1: nothing begins while it is paused");
                 assert!(autopilot.outstanding().is_none(), "AUTO-4: one change at a time");
@@ -412,7 +427,10 @@ impl World {
                         let led = self.now.at.since(self.leads_since.at);
                         let silent = self.dead.get(node).map(|since| self.now.at.since(*since)).unwrap_or_default();
                         let dead = silent >= policy.replace_after() && led >= policy.replace_after();
-                        assert!(dead || surplus && (policy.shrink || drained), "AUTO-5, AUTO-8: {node} after {led:?}");
+                        // A surplus manager that is replaced must be dead, too.
+                        let replaced = *replaces == Some(*node);
+                        let allowed = if replaced { dead } else { surplus && (policy.shrink || drained) };
+                        assert!(allowed, "AUTO-5, AUTO-8: {node} after {led:?}");
                         (voters - 1, self.answering() - usize::from(!self.is_dead(*node)))
                     }
                     AutopilotAction::Promote => (voters + 1, self.answering() + usize::from(voters == 1)),
@@ -424,7 +442,10 @@ impl World {
             AutopilotStep::End { number, .. } => {
                 assert_eq!(autopilot.outstanding().map(|change| change.number), Some(*number), "AUTO-2");
             }
-            AutopilotStep::Pause { gave_up: true, .. } => {}
+            AutopilotStep::Pause { gave_up: true, .. } => {
+                let paused = autopilot.policy.as_ref().and_then(|policy| policy.paused.as_ref());
+                assert_eq!(paused, None, "AUTO-1: it decides nothing while it is paused");
+            }
             AutopilotStep::Undrain { node, .. } => {
                 let until = autopilot.drains.get(node).and_then(|drain| drain.until);
                 assert!(until.is_some_and(|until| until <= self.now.wall), "AUTO-2: the drain of {node} is not over");
@@ -434,15 +455,30 @@ impl World {
     }
 
     fn answer(&mut self, input: Input) {
-        let (replica, doubts) = (self.replica(), Arc::default());
         let mut effects = Vec::new();
-        self.core.step(self.now.at, Input::State { replica, doubts }, &mut effects);
+        self.core.step(self.now.at, self.newest(), &mut effects);
         self.core.step(self.now.at, input, &mut effects);
         self.effects.extend(effects);
     }
 }
 
-fn add_voter(tables: &mut Tables, node: NodeId) {
+/// The replica of this leader, whose peers have been silent for so long.
+pub fn replica_of(tables: &Tables, leader: NodeId, silent: impl Fn(NodeId) -> Duration) -> Arc<Replica> {
+    let own = tables.member_of(leader).map(|member| member.raft_id);
+    let progress = tables.members.values().filter(|member| Some(member.raft_id) != own).map(|member| PeerProgress {
+        raft_id: member.raft_id,
+        node: Some(member.node),
+        voter: member.voter,
+        matched: 0,
+        acked_ago: Some(silent(member.node)),
+        in_snapshot: false,
+        problem: None,
+    });
+    let raft = RaftStatus { raft_id: own, leading: true, progress: progress.collect(), ..RaftStatus::default() };
+    Arc::new(Replica { tables: tables.clone(), raft })
+}
+
+pub fn add_voter(tables: &mut Tables, node: NodeId) {
     let raft_id = RaftId(tables.next_raft_id.0 + 1);
     tables.next_raft_id = raft_id;
     tables.members.insert(raft_id, Member { node, raft_id, addr: String::new(), voter: true });

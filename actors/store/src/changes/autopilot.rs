@@ -2,17 +2,17 @@
 //!
 //! Invariants  AUTO-4  at most one change of the autopilot has begun and not ended.
 //!             AUTO-6  a role that a person requested is remembered, until the autopilot changes that node's role.
-//! A request of the autopilot may be on the way while its change ends: it is applied only for the change that has begun.
+//! A request of the autopilot may arrive after its change has ended: it is applied only for the change that has begun.
 
 use muster_messages::{
     AUTOPILOT_HISTORY, AUTOPILOT_LEVEL, Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause,
-    AutopilotPolicy, AutopilotStep, Drain, ManagerPreference, Principal, word,
+    AutopilotPolicy, AutopilotStep, Drain, ManagerPreference, Principal, in_short, word,
 };
 
 use super::*;
 
-/// Bytes of a text in a record.
-const MAX_TEXT_BYTES: usize = 512;
+/// Characters of a text in a record. As many as in an event: a reason with its numbers, and what became of it.
+const MAX_TEXT_CHARS: usize = 512;
 
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep) -> Result<(), CommandRefusal> {
     let level = tables.feature_level();
@@ -35,68 +35,28 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
             Ok(())
         }
         AutopilotStep::Pause { why, gave_up } => {
-            let pause = AutopilotPause { by: stamp.by.clone(), at: stamp.wall, why: bounded(why), gave_up: *gave_up };
+            let pause = AutopilotPause {
+                by: stamp.by.clone(),
+                at: stamp.wall,
+                why: in_short(why, MAX_TEXT_CHARS),
+                gave_up: *gave_up,
+            };
             set_pause(tables, stamp, Some(pause))
         }
         AutopilotStep::Resume => set_pause(tables, stamp, None),
         AutopilotStep::Prefer { node: id, preference } => prefer(tables, stamp, *id, *preference),
         AutopilotStep::Begin { policy: decided_by, action, node: id, replaces, why } => {
-            let policy = tables.autopilot.policy.as_ref().ok_or_else(|| stale("no number of managers is declared"))?;
-            if policy.paused.is_some() {
-                return Err(stale("the autopilot is paused"));
-            }
-            if policy.revision != *decided_by {
-                return Err(stale("another number of managers was declared meanwhile"));
-            }
-            if let Some(change) = tables.autopilot.outstanding().filter(|_| !injected(BugInjection::BeginTwice)) {
-                return Err(stale(format!("change {} of the autopilot has not ended", change.number)));
-            }
-            not_leaving(node(tables, *id)?)?;
-            let drain = tables.autopilot.drains.get(id);
-            if *action == AutopilotAction::Promote {
-                if drain.is_some_and(|drain| drain.until.is_none_or(|until| stamp.wall < until)) {
-                    return Err(stale("the node is drained"));
-                }
-                if tables.autopilot.preference(*id) == ManagerPreference::Never {
-                    return Err(stale("the node is never to be manager by itself"));
-                }
-            }
-            // AUTO-6, also for a request that was written while this was on the way.
-            let stands = tables.autopilot.requested.get(id) == Some(&Role::Worker);
-            let preferred = tables.autopilot.preference(*id) == ManagerPreference::Prefer;
-            if stands && (*action == AutopilotAction::Demote || !preferred) {
-                return Err(stale("an operator has requested that the node be a worker"));
-            }
-            let begins = format!("autopilot: {}: {why}", word(*action));
-            stamp.log(tables, EventKind::Role, Some(*id), None, Some(bounded(&begins)));
-            let autopilot = &mut tables.autopilot;
-            autopilot.last_number += 1;
-            autopilot.requested.remove(id);
-            autopilot.changes.push_back(Arc::new(AutopilotChange {
-                number: autopilot.last_number,
-                at: stamp.wall,
-                action: *action,
-                node: *id,
-                replaces: *replaces,
-                outcome: AutopilotOutcome::Begun,
-                why: bounded(why),
-            }));
-            while autopilot.changes.len() > AUTOPILOT_HISTORY {
-                // What changed nothing goes first: the limits on the rate follow from the others.
-                let changed_nothing =
-                    |outcome| matches!(outcome, AutopilotOutcome::Refused | AutopilotOutcome::Dropped);
-                let at = autopilot.changes.iter().position(|change| changed_nothing(change.outcome));
-                autopilot.changes.remove(at.unwrap_or(0));
-            }
+            may_begin(tables, stamp, *decided_by, *action, *id)?;
+            begin(tables, stamp, *action, *id, *replaces, why);
             Ok(())
         }
         AutopilotStep::End { number, outcome, why } => {
             let ended = end(tables, Some(*number), *outcome, why);
-            // A settled change is seen by the node's change of role.
+            // A settled change needs no event: the change of the node's role has one.
             if let Some(change) = ended.filter(|change| change.outcome != AutopilotOutcome::Settled) {
                 let was = format!("autopilot: {} begun", word(change.action));
                 let is = format!("autopilot: {}: {}", word(change.outcome), change.why);
-                stamp.log(tables, EventKind::Role, Some(change.node), Some(was), Some(bounded(&is)));
+                stamp.log(tables, EventKind::Role, Some(change.node), Some(was), Some(is));
             }
             Ok(())
         }
@@ -118,6 +78,74 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, step: &AutopilotStep)
             }
             Ok(())
         }
+    }
+}
+
+/// Whether the autopilot may begin this change, by the state in which it is applied: it was decided by an earlier one.
+fn may_begin(
+    tables: &Tables,
+    stamp: &Stamp<'_>,
+    decided_by: Revision,
+    action: AutopilotAction,
+    id: NodeId,
+) -> Result<(), CommandRefusal> {
+    let autopilot = &tables.autopilot;
+    let policy = autopilot.policy.as_ref().ok_or_else(|| stale("no number of managers is declared"))?;
+    if policy.paused.is_some() {
+        return Err(stale("the autopilot is paused"));
+    }
+    if policy.revision != decided_by {
+        return Err(stale("another number of managers was declared meanwhile"));
+    }
+    if let Some(change) = autopilot.outstanding().filter(|_| !injected(BugInjection::BeginTwice)) {
+        return Err(stale(format!("change {} of the autopilot has not ended", change.number)));
+    }
+    not_leaving(node(tables, id)?)?;
+    let preference = autopilot.preference(id);
+    if action == AutopilotAction::Promote {
+        let drain = autopilot.drains.get(&id);
+        if drain.is_some_and(|drain| drain.until.is_none_or(|until| stamp.wall < until)) {
+            return Err(stale("the node is drained"));
+        }
+        if preference == ManagerPreference::Never {
+            return Err(stale("the node's preference is `never`: the autopilot does not promote it"));
+        }
+    }
+    // AUTO-6, also for a request that was applied after this was decided.
+    let demoted_by_person = autopilot.requested.get(&id) == Some(&Role::Worker);
+    if demoted_by_person && (action == AutopilotAction::Demote || preference != ManagerPreference::Prefer) {
+        return Err(stale("an operator has requested that the node be a worker"));
+    }
+    Ok(())
+}
+
+fn begin(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    action: AutopilotAction,
+    id: NodeId,
+    replaces: Option<NodeId>,
+    why: &str,
+) {
+    let begins = format!("autopilot: {}: {why}", word(action));
+    stamp.log(tables, EventKind::Role, Some(id), None, Some(begins));
+    let autopilot = &mut tables.autopilot;
+    autopilot.last_number += 1;
+    autopilot.requested.remove(&id);
+    autopilot.changes.push_back(Arc::new(AutopilotChange {
+        number: autopilot.last_number,
+        at: stamp.wall,
+        action,
+        node: id,
+        replaces,
+        outcome: AutopilotOutcome::Begun,
+        why: in_short(why, MAX_TEXT_CHARS),
+    }));
+    while autopilot.changes.len() > AUTOPILOT_HISTORY {
+        // The limits on the rate are computed from the changes that took effect: the others are deleted first.
+        let took_no_effect = |outcome| matches!(outcome, AutopilotOutcome::Refused | AutopilotOutcome::Dropped);
+        let at = autopilot.changes.iter().position(|change| took_no_effect(change.outcome));
+        autopilot.changes.remove(at.unwrap_or(0));
     }
 }
 
@@ -157,7 +185,7 @@ fn declared(policy: &AutopilotPolicy) -> String {
         let labels: Vec<String> = eligible.iter().map(|(key, value)| format!("{key}={value}")).collect();
         text += &format!(" eligible={}", labels.join(","));
     }
-    bounded(&text)
+    text
 }
 
 fn drained(drain: &Drain) -> String {
@@ -201,14 +229,14 @@ fn prefer(
         Some(match preference {
             ManagerPreference::Prefer => "preferred as manager".to_owned(),
             ManagerPreference::Allow => "may become manager".to_owned(),
-            ManagerPreference::Never => "never becomes manager by itself".to_owned(),
+            ManagerPreference::Never => "excluded as manager".to_owned(),
         })
     };
     stamp.log(tables, EventKind::Node, Some(id), text(old), text(preference));
     Ok(())
 }
 
-/// `None`: whichever has begun. Returns what has ended.
+/// `number`: only the change with this number; `None`: the one that has begun. Returns the change that has ended.
 fn end(tables: &mut Tables, number: Option<u64>, outcome: AutopilotOutcome, why: &str) -> Option<Arc<AutopilotChange>> {
     let begun = |change: &AutopilotChange| {
         change.outcome == AutopilotOutcome::Begun && number.is_none_or(|number| number == change.number)
@@ -218,20 +246,15 @@ fn end(tables: &mut Tables, number: Option<u64>, outcome: AutopilotOutcome, why:
     let mut change = AutopilotChange::clone(&changes[at]);
     change.outcome = outcome;
     if !why.is_empty() {
-        change.why = bounded(&format!("{}; {why}", change.why));
+        change.why = in_short(&format!("{}; {why}", change.why), MAX_TEXT_CHARS);
     }
     let change = Arc::new(change);
     changes.set(at, Arc::clone(&change));
     Some(change)
 }
 
-fn bounded(text: &str) -> String {
-    let end = (0..=text.len().min(MAX_TEXT_BYTES)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    text[..end].to_owned()
-}
-
-/// AUTO-1, AUTO-6: the cluster itself requests a role only for the autopilot's change that has begun, and not after a person has requested
-/// one. Others may request any.
+/// AUTO-1, AUTO-6: as the cluster, a role is requested only for the autopilot's change that has begun, and not once a person has requested
+/// a role of the node. Other principals are not restricted.
 pub(super) fn may_request(tables: &Tables, stamp: &Stamp<'_>, id: NodeId, role: Role) -> Result<(), CommandRefusal> {
     if *stamp.by != Principal::Cluster || tables.feature_level() < AUTOPILOT_LEVEL {
         return Ok(());
@@ -266,7 +289,7 @@ pub(super) fn left(tables: &mut Tables, id: NodeId) {
     tables.autopilot.drains.remove(&id);
 }
 
-/// After a recovery many managers are gone, and it is the operator who knows which ones return.
+/// After a recovery many managers are down, and only the operator knows which ones will return.
 pub(crate) fn pause_after_recovery(tables: &mut Tables, stamp: &Stamp<'_>) {
     let why = "the cluster was recovered: check which nodes return, then `muster autopilot resume`".to_owned();
     let pause = AutopilotPause { by: stamp.by.clone(), at: stamp.wall, why, gave_up: false };

@@ -53,7 +53,7 @@ fn declaration_is_one_record_with_a_generation() {
     assert_eq!((policy(&world).managers, policy(&world).generation), (3, Generation(1)));
     assert!(stale(&mut world, command([declare(5, 0)])).contains("generation 1, not 0"), "of two writers one wins");
     world.must(command([declare(3, 1)]));
-    assert_eq!(policy(&world).generation, Generation(1), "the same again is no change");
+    assert_eq!(policy(&world).generation, Generation(1), "repeated: no change");
     // A pause is ended by `resume` only, not by another declaration.
     world.must(command([step(AutopilotStep::Pause { why: "racks".to_owned(), gave_up: false })]));
     world.must(command([declare(5, 1)]));
@@ -68,7 +68,7 @@ fn declaration_is_one_record_with_a_generation() {
     assert_eq!(policy(&world).generation, Generation(3), "a generation stands for one declaration");
 }
 
-/// Who may hold the root key is in the events.
+/// They decide which nodes may hold the root key.
 #[test]
 fn declaration_is_in_the_events_with_every_setting() {
     let mut world = world();
@@ -83,7 +83,7 @@ fn declaration_is_in_the_events_with_every_setting() {
 }
 
 #[test]
-fn lengths_of_zero_are_no_declaration() {
+fn declaration_refuses_lengths_of_zero() {
     let mut world = world();
     for (replace_after_ms, stabilize_ms) in [(0, 1), (1, 0)] {
         let policy = AutopilotPolicy { replace_after_ms, stabilize_ms, ..AutopilotPolicy::new(3) };
@@ -135,7 +135,7 @@ fn sixteen_changes_are_remembered() {
     assert_eq!(numbers, (25..=40).collect::<Vec<u64>>());
 }
 
-/// Refused ones do not make those be forgotten that changed something.
+/// Refused and dropped changes do not displace those that took effect.
 #[test]
 fn changes_that_took_effect_are_remembered_longest() {
     let mut world = world();
@@ -151,7 +151,7 @@ fn changes_that_took_effect_are_remembered_longest() {
 
 /// AUTO-6.
 #[test]
-fn request_of_a_person_is_remembered_and_stands() {
+fn operators_request_is_remembered_and_takes_precedence() {
     use AutopilotAction::{Demote, Promote};
     let mut world = world();
     let set = |n, role| Change::SetDesiredRole { node: id(n), role };
@@ -162,9 +162,9 @@ fn request_of_a_person_is_remembered_and_stands() {
     world.must(own(begin(&world, Demote, 3)));
     world.must(own(set(3, Role::Worker)));
     world.must(own(end(1, AutopilotOutcome::Settled)));
-    assert!(world.tables.autopilot.requested.is_empty(), "the cluster itself is no person");
+    assert!(world.tables.autopilot.requested.is_empty(), "a request of the autopilot is not remembered");
     world.must(command([set(2, Role::Worker)]));
-    // Decided before, applied after it: a demotion would undo nothing, and yet the request would be forgotten.
+    // Decided before the request, applied after it: a demotion would change nothing, and the request would be forgotten.
     for action in [Promote, Demote] {
         assert!(stale_begin(&mut world, action, 2).contains("an operator has requested"));
     }
@@ -174,7 +174,7 @@ fn request_of_a_person_is_remembered_and_stands() {
     assert!(world.tables.autopilot.requested.is_empty(), "lifted by the preference");
 }
 
-/// A request of the autopilot that was on the way when its change ended, or when a person decided otherwise.
+/// The autopilot's request arrives after its change has ended, or after an operator has requested another role.
 #[test]
 fn request_of_the_autopilot_needs_a_change_that_has_begun() {
     use AutopilotAction::{Demote, Promote};
@@ -197,7 +197,7 @@ fn request_of_the_autopilot_needs_a_change_that_has_begun() {
     assert!(stale(&mut world, own(set(4, Role::Manager))).contains("no number of managers is declared"));
 }
 
-/// Of a pause of its own only: who pauses it by hand says nothing about what was replaced.
+/// Only after it has paused itself: an operator's pause says nothing about the managers that were replaced.
 #[test]
 fn resuming_forgives_the_changes_before_it() {
     let mut world = world();
@@ -209,6 +209,16 @@ fn resuming_forgives_the_changes_before_it() {
         world.must(command([step(AutopilotStep::Resume)]));
         assert_eq!(world.tables.autopilot.forgiven, forgiven);
     }
+}
+
+/// Every snapshot contains it.
+#[test]
+fn long_reason_is_truncated_in_the_record() {
+    let mut world = world();
+    world.must(command([declare(3, 0)]));
+    world.must(command([step(AutopilotStep::Pause { why: "ä".repeat(2_000), gave_up: false })]));
+    let pause = world.tables.autopilot.policy.as_ref().unwrap().paused.clone().unwrap();
+    assert_eq!(pause.why, "ä".repeat(512) + "…");
 }
 
 #[test]
@@ -243,7 +253,7 @@ fn drain_is_recorded_until_it_ends() {
     assert_eq!(events().filter(|event| of(&event.before, &text)).count(), 1);
 }
 
-/// Its time was over when the autopilot decided, and it was drained again before that was applied.
+/// The drain had ended when the autopilot decided, and the node was drained again before that was applied.
 #[test]
 fn renewed_drain_stays() {
     let mut world = world();
@@ -258,7 +268,7 @@ fn renewed_drain_stays() {
     }
 }
 
-/// Decided by a state that is over.
+/// The state has changed since it was decided.
 #[test]
 fn change_begins_only_as_it_was_decided() {
     use AutopilotAction::{Demote, Promote};
@@ -277,7 +287,7 @@ fn change_begins_only_as_it_was_decided() {
     world.must(own(begin(&world, Demote, 2)));
 }
 
-/// One manager and many dead ones are the normal picture after a recovery: an operator knows which ones return.
+/// After a recovery one manager is up and many are down: only an operator knows which ones will return.
 #[test]
 fn recovery_pauses_the_autopilot() {
     use muster_store::recovery::{Recovery, next_incarnation, recover};

@@ -30,7 +30,7 @@ words! {
         NoPair => "no_pair",
         /// More than half of all nodes are down.
         TooManyDown => "too_many_down",
-        /// A manager is down, and not long enough.
+        /// A manager is down, but not for long enough.
         NotDeadYet => "not_dead_yet",
         /// The last change was too short a time ago.
         Slowed => "slowed",
@@ -44,16 +44,16 @@ words! {
 words! {
     /// Why a worker is not promoted.
     Exclusion {
-        /// It lacks a label that the policy requires.
+        /// It does not have a label that the policy requires.
         NotEligible => "not_eligible",
         /// The operator has excluded it.
         Never => "never",
         NotReady => "not_ready",
-        /// It is ready, and not long enough.
+        /// It is ready, but not for long enough.
         NotStable => "not_stable",
         /// It is in maintenance.
         Drained => "drained",
-        /// The last person who changed its role made it a worker.
+        /// An operator's last request for its role was worker.
         DemotedByOperator => "demoted_by_operator",
         /// Its last promotion did not succeed.
         Backoff => "backoff",
@@ -117,7 +117,7 @@ impl From<&AutopilotPolicy> for AutopilotPolicyView {
 /// `muster autopilot state` and `explain`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AutopilotView {
-    /// `None`: nothing is declared, and no role changes by itself.
+    /// `None`: nothing is declared, and only operators change roles.
     pub policy: Option<AutopilotPolicyView>,
     /// As many managers as declared answer.
     pub healthy: bool,
@@ -155,7 +155,7 @@ pub struct DrainView {
     /// Who drained it, for people.
     pub by: String,
     pub at: WallTime,
-    /// When the drain ends by itself.
+    /// When the drain ends. `None`: an operator ends it.
     pub until: Option<WallTime>,
     /// Another node takes its place as manager first.
     pub replace: bool,

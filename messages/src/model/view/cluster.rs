@@ -37,7 +37,7 @@ pub struct StatusView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeclaredView {
     pub managers: u8,
-    /// No role changes by itself meanwhile.
+    /// While it is paused, only operators change roles.
     pub paused: Option<AutopilotPauseView>,
 }
 
