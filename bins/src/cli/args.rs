@@ -89,10 +89,10 @@ pub enum Command {
     /// Manage nodes and their roles
     #[command(subcommand)]
     Node(NodeCommand),
-    /// Declare how many managers there are to be
+    /// Declare the number of managers
     #[command(subcommand)]
     Cluster(ClusterCommand),
-    /// Show what keeps the declared number of managers, and pause it
+    /// Show and pause the autopilot, which keeps the declared number of managers
     #[command(subcommand)]
     Autopilot(AutopilotCommand),
     /// Manage join tokens
@@ -223,14 +223,14 @@ pub enum NodeCommand {
         /// 1 to 63 of [a-z0-9._-], not a prefix of another node's id
         name: Name,
     },
-    /// Announce that a node will go away: it gives up leadership, and is neither promoted nor replaced before its time is over
+    /// Announce maintenance of a node: it gives up leadership, and is neither promoted nor replaced before the drain ends
     Drain(DrainArgs),
     /// Announce that a node is back
     Undrain {
         /// Id, unique prefix of an id, or unique name
         node: String,
     },
-    /// Change a node's labels, and whether it may become manager by itself
+    /// Change a node's labels, and whether the autopilot may make it a manager
     Update {
         node: String,
         /// Add or replace a label

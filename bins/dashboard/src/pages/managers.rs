@@ -17,11 +17,12 @@ use crate::html::{Grade, command, graded, node_link, or_dash, text, time};
 const MAX_ROWS: usize = 100;
 
 pub fn page(seen: &Seen) -> Vec<Part> {
-    let pauses = seen.autopilot().and_then(|view| view.policy.as_ref()).is_some_and(|policy| policy.paused.is_none());
+    let may_pause =
+        seen.autopilot().and_then(|view| view.policy.as_ref()).is_some_and(|policy| policy.paused.is_none());
     let commands = html! {
         (command(&["muster", "autopilot", "state"]))
         (command(&["muster", "autopilot", "explain"]))
-        @if pauses { (command(&["muster", "autopilot", "pause", "--why", "maintenance"])) }
+        @if may_pause { (command(&["muster", "autopilot", "pause", "--why", "maintenance"])) }
     };
     let Some(view) = seen.autopilot() else {
         return vec![
@@ -30,7 +31,7 @@ pub fn page(seen: &Seen) -> Vec<Part> {
         ];
     };
     let mut parts = vec![Part::Block("declared", declared(seen, view)), Part::Table(managers(seen, view))];
-    // Without a declaration no worker has a rank: an empty table would say that there are none.
+    // Without a declaration no worker is ranked: an empty table would look like a cluster without workers.
     if view.policy.is_some() {
         parts.extend([Part::Table(workers(seen, view)), Part::Block("rest", left_out(view))]);
     }
@@ -89,16 +90,12 @@ fn policy_of(policy: &AutopilotPolicyView) -> Markup {
 fn next(seen: &Seen, next: &AutopilotNextView) -> Markup {
     let reason = next.reason.as_ref();
     let grade = match reason.and_then(|reason| reason.known()) {
-        None => Grade::Warn,
         Some(AutopilotReason::Content) => Grade::Good,
         Some(AutopilotReason::Off | AutopilotReason::MoreThanDeclared | AutopilotReason::Settling) => Grade::Plain,
         Some(AutopilotReason::NoQuorum | AutopilotReason::TooManyDown) => Grade::Bad,
-        Some(_) => Grade::Warn,
+        _ => Grade::Warn,
     };
-    let what = match (next.action, reason) {
-        (Some(action), _) => word(action),
-        (None, reason) => or_dash(reason),
-    };
+    let what = next.action.map_or_else(|| or_dash(reason), word);
     html! {
         @if grade == Grade::Good { (seen.good(&what)) } @else { (graded(grade, &what)) }
         @if let Some(node) = next.node { " " (of(seen, node)) }

@@ -289,6 +289,17 @@ fn managers_page_says_what_happens_next_and_why() {
     let declared = off.part("declared");
     assert!(declared.contains("by operators only") && declared.contains("muster cluster set managers=3"), "{declared}");
     assert!(!off.render().into_string().contains("no workers"), "nothing is said about them");
+
+    let mut large = autopilot("content");
+    let workers = (0..150).map(|i| {
+        json!({"node": format!("{i:025}"), "name": format!("w{i}"), "zone": null,
+        "preference": "allow", "rank": i + 1, "excluded": null})
+    });
+    large["candidates"] = workers.collect();
+    let large = of(large);
+    let workers = large.part("workers");
+    assert!(workers.contains(">w99</a>") && !workers.contains(">w100</a>"), "{workers}");
+    assert!(large.part("rest").contains("50 more workers"), "{}", large.part("rest"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::cli::duration::{parse_duration, parse_lifetime};
 
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
-    /// Declare how many managers there are to be: a dead one is then replaced by a worker, without an operator
+    /// Declare the number of managers: the autopilot then replaces a dead manager with a worker
     #[command(after_help = SET_HELP)]
     Set(SetArgs),
 }
@@ -24,7 +24,7 @@ const SET_HELP: &str = "Settings:
   zone-label=K           spread managers over the values of this label; empty: do not
   shrink=true|false      demote surplus managers [default: false]
 
-What is not named stays as it is. Each manager has the cluster's root key: where some machines are trusted less, set `eligible`.
+Settings that are not named keep their values. Each manager has the cluster's root key: if some machines are trusted less, set `eligible`.
 
 Example: muster cluster set managers=3 zone-label=rack
 Example: muster cluster set managers=5 --dry-run";
@@ -45,9 +45,9 @@ pub struct SetArgs {
 pub struct DrainArgs {
     /// Id, unique prefix of an id, or unique name
     pub node: String,
-    /// The drain ends by itself then, up to 7d [default: with `node undrain`]
+    /// How long the drain takes, at most 7d [default: until `node undrain`]
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_lifetime)]
-    pub lasts: Option<Duration>,
+    pub duration: Option<Duration>,
     /// Another node takes its place as manager first. Needs a declared number of managers
     #[arg(long)]
     pub replace: bool,
@@ -123,9 +123,9 @@ pub enum AutopilotCommand {
         /// Id, unique prefix of an id, or unique name [default: all]
         node: Option<String>,
     },
-    /// Begin no further changes of roles. One that is under way is finished
+    /// Begin no further role changes. A change in progress is finished
     Pause {
-        /// The reason, for others
+        /// The reason, shown to other operators
         #[arg(long, value_name = "TEXT", default_value = "by hand")]
         why: String,
     },

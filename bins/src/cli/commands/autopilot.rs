@@ -3,6 +3,7 @@
 use muster_client::{Failure, Outcome};
 use muster_messages::wire::{AutopilotRequest, Request};
 use muster_messages::{AutopilotChangedView, AutopilotView, ErrorCode, Generation, NodeView};
+use serde_json::Value;
 
 use super::Context;
 use crate::cli::args::{AutopilotCommand, ClusterCommand, Declared, SetArgs};
@@ -18,7 +19,10 @@ async fn set(ctx: &mut Context, args: SetArgs) -> Outcome<u8> {
     let declared = args.declared().map_err(|why| Failure::new(ErrorCode::Invalid, why))?;
     let request = match declared {
         Declared::Off if args.dry_run => {
-            return Err(Failure::new(ErrorCode::Invalid, "managers=off changes no role: there is nothing to show"));
+            return Err(Failure::new(
+                ErrorCode::Invalid,
+                "managers=off changes no role: --dry-run has nothing to show",
+            ));
         }
         Declared::Off => AutopilotRequest::Withdraw { generation },
         Declared::Settings(settings) if args.dry_run => {
@@ -61,20 +65,38 @@ pub async fn autopilot(ctx: &mut Context, command: AutopilotCommand) -> Outcome<
         AutopilotCommand::Explain { node: Some(node) } => {
             // Resolved as by other commands.
             let node: NodeView = ctx.client.ask(Request::NodeInspect { node, fresh: false }).await?;
-            let mut view: AutopilotView = ctx.client.ask(state()).await?;
-            view.managers.retain(|manager| manager.node == node.id);
-            view.candidates.retain(|worker| worker.node == node.id);
+            let mut document: Value = ctx.client.ask(state()).await?;
+            keep_only(node.id.as_str(), &mut document);
             let names = ctx.names().await;
-            let text = serde_json::to_string(&view)
-                .map_err(|error| Failure::internal(format!("the answer cannot be written: {error}")))?;
-            ctx.out.document(
-                &text,
-                || render::standing(&view),
-                || render::autopilot_explained_of(&view, &names, node.name.as_str()),
-            );
-            Ok(0)
+            let table = |view: &AutopilotView| render::autopilot_explained_of(view, &names, node.name.as_str());
+            ctx.print(&document.to_string(), render::autopilot_brief_of, table)
         }
         AutopilotCommand::Pause { why } => changed(ctx, AutopilotRequest::Pause { why }).await,
         AutopilotCommand::Resume => changed(ctx, AutopilotRequest::Resume).await,
+    }
+}
+
+/// Leaves out all other nodes. Fields that this release does not know stay, as in every other answer.
+fn keep_only(node: &str, state: &mut Value) {
+    for list in ["managers", "candidates"] {
+        if let Some(nodes) = state.get_mut(list).and_then(Value::as_array_mut) {
+            nodes.retain(|of| of["node"] == node);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn explanation_of_one_node_keeps_unknown_fields() {
+        let mut state = json!({"healthy": true, "later": 1, "managers": [{"node": "a", "later": 2}, {"node": "b"}],
+            "candidates": [{"node": "c"}]});
+        keep_only("a", &mut state);
+        let expected = json!({"healthy": true, "later": 1, "managers": [{"node": "a", "later": 2}], "candidates": []});
+        assert_eq!(state, expected);
     }
 }

@@ -64,8 +64,8 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
             };
             ctx.show(Request::NodeRename { node, name }, |_| String::new(), sentence).await
         }
-        NodeCommand::Drain(DrainArgs { node, lasts, replace }) => {
-            let request = AutopilotRequest::Drain { node: node.clone(), for_ms: lasts.map(millis), replace };
+        NodeCommand::Drain(DrainArgs { node, duration, replace }) => {
+            let request = AutopilotRequest::Drain { node: node.clone(), for_ms: duration.map(millis), replace };
             ctx.show(Request::Autopilot(request), |_| String::new(), |view| render::drained(&node, view)).await
         }
         NodeCommand::Undrain { node } => {

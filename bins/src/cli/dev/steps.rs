@@ -92,9 +92,9 @@ pub async fn restart_manager(cluster: &mut LocalCluster, name: &str) -> Outcome 
 const REPLACE_AFTER_MS: u64 = 2_000;
 const STABILIZE_MS: u64 = 1_000;
 
-/// Declares three managers and kills one for good. Returns its name, its successor's, and the time until that votes.
+/// Declares three managers and kills one. Returns its name, the successor's name, and the time until the successor votes.
 pub async fn lose_manager(cluster: &mut LocalCluster) -> Outcome<(String, String, Duration)> {
-    // n5 is to stay what it is.
+    // A later step removes n5 as a worker.
     let (node, preference) = ("n5".to_owned(), ManagerPreference::Never);
     cluster.ask(Request::Autopilot(AutopilotRequest::Prefer { node, preference })).await?;
     let settings = AutopilotSettings {
@@ -108,7 +108,10 @@ pub async fn lose_manager(cluster: &mut LocalCluster) -> Outcome<(String, String
     let before = autopilot(cluster).await?;
     // n4 was promoted by hand a moment ago; an older manager is taken.
     let victim = before.managers.iter().find(|manager| ![leads.as_str(), "n4"].contains(&manager.name.as_str()));
-    let victim = victim.ok_or_else(|| Failure::internal("there is no manager to kill"))?.name.to_string();
+    let victim = victim
+        .ok_or_else(|| Failure::internal(format!("no manager other than {leads} and n4 is running")))?
+        .name
+        .to_string();
     let begun = Instant::now();
     cluster.kill(&victim).await?;
     let successor = until("another node in its place", async || {
@@ -122,7 +125,7 @@ pub async fn lose_manager(cluster: &mut LocalCluster) -> Outcome<(String, String
     Ok((victim, successor, begun.elapsed()))
 }
 
-/// Restarts a manager that was replaced; then nothing is declared any more.
+/// Restarts a manager that was replaced, and withdraws the declaration once it is a candidate.
 pub async fn return_as_candidate(cluster: &mut LocalCluster, name: &str) -> Outcome {
     cluster.restart(name).await?;
     until(&format!("{name} back as a candidate"), async || {

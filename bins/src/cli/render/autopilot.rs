@@ -19,9 +19,9 @@ fn span(ms: u64) -> String {
     let secs = ms / 1000;
     match secs {
         _ if !ms.is_multiple_of(1000) => format_duration(Duration::from_millis(ms)),
-        0..120 => format!("{secs} s"),
-        120..7200 => format!("{} min", secs / 60),
-        _ => format!("{} h", secs / 3600),
+        7200.. if secs.is_multiple_of(3600) => format!("{} h", secs / 3600),
+        120.. if secs.is_multiple_of(60) => format!("{} min", secs / 60),
+        _ => format!("{secs} s"),
     }
 }
 
@@ -116,14 +116,14 @@ pub fn autopilot_explained_of(view: &AutopilotView, names: &Names, node: &str) -
     let text = match (view.managers.is_empty(), view.candidates.is_empty()) {
         (false, _) => managers(view),
         (true, false) => format!("{}\n", workers(view)),
-        (true, true) if view.policy.is_none() => format!("{} is no manager\n\n", printable(node)),
-        (true, true) => format!("a change of the role of {} is under way\n\n", printable(node)),
+        (true, true) if view.policy.is_none() => format!("{} is not a manager\n\n", printable(node)),
+        (true, true) => format!("a role change of {} is in progress\n\n", printable(node)),
     };
     text + &format!("next  {}\n", next(&view.next, names))
 }
 
 /// `muster autopilot explain NODE -q`.
-pub fn standing(view: &AutopilotView) -> String {
+pub fn autopilot_brief_of(view: &AutopilotView) -> String {
     match (view.managers.first(), view.candidates.first()) {
         (Some(manager), _) if manager.answers => "manager".to_owned(),
         (Some(_), _) => "silent".to_owned(),
@@ -184,7 +184,9 @@ pub fn drained(node: &str, view: &DrainedView) -> String {
     let until =
         drain.until.map_or_else(|| "until `muster node undrain`".to_owned(), |until| format!("until {}", when(until)));
     let replaced = match drain.replace {
-        true => "; as a manager it is demoted, once another node has its place or if there are more than declared",
+        true => {
+            "; a manager is demoted once another node has replaced it, or at once if there are more managers than declared"
+        }
         false => "",
     };
     format!("{node} is drained {until}{replaced}\n")
@@ -215,8 +217,64 @@ pub fn autopilot_changed(view: &AutopilotChangedView, names: &Names) -> String {
 pub fn warning(view: &AutopilotChangedView) -> &'static str {
     match &view.policy {
         Some(policy) if policy.eligible.is_empty() && view.changed => {
-            "every worker may become manager, and each manager has the cluster's root key: `eligible=` limits it\n"
+            "every worker may be promoted, and each manager has the cluster's root key; `eligible=` limits which workers\n"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn declared_times_are_shown_exactly() {
+        for (ms, expected) in [
+            (1_500, "1500 ms"),
+            (60_000, "60 s"),
+            (150_000, "150 s"),
+            (600_000, "10 min"),
+            (5_400_000, "90 min"),
+            (7_200_000, "2 h"),
+            (9_000_000, "150 min"),
+        ] {
+            assert_eq!(span(ms), expected);
+        }
+    }
+
+    #[test]
+    fn one_node_is_explained_whatever_its_role() {
+        let id = "0000000000000000000000001";
+        let manager = |answers: bool| {
+            let of =
+                json!({"node": id, "name": "n1", "zone": null, "answers": answers, "down_since": null, "drain": null});
+            json!({"managers": [of]})
+        };
+        let worker = |rank: Value, excluded: Value| {
+            let of = json!({"node": id, "name": "n1", "zone": null, "preference": "never", "rank": rank, "excluded": excluded});
+            json!({"candidates": [of]})
+        };
+        let policy = json!({"managers": 3, "eligible": {}, "zone_label": null, "replace_after_ms": 600_000,
+            "stabilize_ms": 30_000, "shrink": false, "paused": null, "generation": 1});
+        for (nodes, policy, brief, text) in [
+            (manager(true), &Value::Null, "manager", "MANAGER"),
+            (manager(false), &policy, "silent", "MANAGER"),
+            (worker(1.into(), Value::Null), &policy, "1", "RANK"),
+            (worker(Value::Null, "never".into()), &policy, "never", "NOT PROMOTED BECAUSE"),
+            (json!({}), &Value::Null, "-", "n1 is not a manager"),
+            (json!({}), &policy, "-", "a role change of n1 is in progress"),
+        ] {
+            let mut state = json!({"policy": policy, "healthy": false, "tolerance": 0, "optimistic_tolerance": 0, "voters": 3,
+                "answering": 3, "zones": {}, "managers": [], "candidates": [], "history": [],
+                "next": {"action": null, "reason": "off", "node": null, "not_before": null, "message": "m"}});
+            let Value::Object(nodes) = nodes else { panic!() };
+            state.as_object_mut().unwrap().extend(nodes);
+            let view: AutopilotView = serde_json::from_value(state).unwrap();
+            assert_eq!(autopilot_brief_of(&view), brief);
+            let shown = autopilot_explained_of(&view, &Names::new(), "n1");
+            assert!(shown.contains(text) && shown.contains("next  off: m"), "{shown}");
+        }
     }
 }

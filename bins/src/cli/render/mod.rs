@@ -14,8 +14,8 @@ mod workloads;
 pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::autolock::{autolock, locked, unlock_key};
 pub use self::autopilot::{
-    autopilot, autopilot_changed, autopilot_explained, autopilot_explained_of, autopilot_preview, drained, standing,
-    warning,
+    autopilot, autopilot_brief_of, autopilot_changed, autopilot_explained, autopilot_explained_of, autopilot_preview,
+    drained, warning,
 };
 pub use self::events::{event_lines, events};
 pub use self::live::{Baseline, live};
