@@ -32,7 +32,7 @@ pub(crate) struct Campaign {
     wiring: Wiring,
     siblings: Children,
     elect: Elect,
-    /// Another lease waits for the end of the action.
+    /// A task reports the end of the action: the lease's new timing takes effect then.
     awaits_idle: bool,
 }
 
@@ -71,7 +71,7 @@ impl Campaign {
         }
     }
 
-    /// Starts or ends it, as decided. With another lease it begins again, once no action is running.
+    /// Starts or ends it, as decided. With another timing of the lease it begins again, once no action is running.
     pub fn follow(&mut self, cx: &Cx<Msg>, wanted: bool, lease: LeaseTiming) {
         let interrupts = self.wiring.action_slot.is_running();
         match &self.elect {

@@ -52,7 +52,7 @@ pub enum Msg {
     Resign,
     /// The elector has ended: it was stopped, or the cluster refused it.
     ElectEnded,
-    /// The action has ended that another lease waited for.
+    /// The action has ended: a new timing of the lease may take effect.
     Idle,
     Retry,
     Retire,

@@ -30,7 +30,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// A directory with a few small files takes milliseconds.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Messages of the actor, all sent by itself.
+/// Messages of the actor to itself.
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum Msg {

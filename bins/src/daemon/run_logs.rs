@@ -201,8 +201,7 @@ impl RunLogs {
             };
             let text = text_of(&piece, running.is_some() && !piece.is_followed);
             if let (true, Some(progress)) = (text.0.is_empty(), &mut running)
-                // An error: the run has ended, and everything it has written can be read.
-                && timeout_at(until, progress.changed()).await.is_ok()
+                && has_news(progress, until).await
             {
                 continue;
             }
@@ -255,6 +254,12 @@ impl RunLog {
             SendTimeoutError::Closed(_) => ENDED,
         })
     }
+}
+
+/// Whether the run has written more, or has ended, by then. A run that writes all the time does not prolong a reader's wait.
+async fn has_news(progress: &mut watch::Receiver<u64>, until: Instant) -> bool {
+    // An error: the run has ended, and everything it has written can be read.
+    Instant::now() < until && timeout_at(until, progress.changed()).await.is_ok()
 }
 
 fn write(writer: &mut Writer, skipped: u64, bytes: &[u8]) -> Result<(), (u64, io::Error)> {

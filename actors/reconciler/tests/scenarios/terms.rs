@@ -18,8 +18,8 @@ use crate::nodes::{is_done, participants, phase};
 fn runner(judge: &Judge) -> Option<String> {
     judge.runner("things").map(|(who, _)| who)
 }
-/// Whether its lease is held, for this many seconds at a time.
-fn lasts(judge: &Judge, secs: u64) -> bool {
+/// Whether the runner's lease is held, with this duration.
+fn is_held_for(judge: &Judge, secs: u64) -> bool {
     let lease = judge.tables.objects.get(&runner_lease("things")).and_then(|object| object.lease());
     lease.is_some_and(|lease| lease.is_live() && lease.spec.duration() == Some(Duration::from_secs(secs)))
 }
@@ -39,7 +39,9 @@ async fn runner_that_cannot_read_its_definition_leaves_it_to_others() {
     world.until("the other node runs it", |judge| runner(judge).as_deref() == Some("n2")).await;
     assert!(since.elapsed() < Duration::from_secs(3), "in order, not by the end of a lease: {:?}", since.elapsed());
     world.until("n1 is not a candidate", |judge| participants(judge) == 1).await;
-    world.stays("n1 keeps out", 60, |judge| participants(judge) == 1 && runner(judge).as_deref() == Some("n2")).await;
+    world
+        .stays("n1 does not come back", 60, |judge| participants(judge) == 1 && runner(judge).as_deref() == Some("n2"))
+        .await;
     world.outdate("n1", false);
     world.until("n1 is a candidate again", |judge| participants(judge) == 2).await;
     world.end([first, second]).await;
@@ -55,16 +57,18 @@ async fn lease_that_changes_after_a_crash_of_candidates_takes_effect() {
     let term = world.with(|judge| judge.runner("things").unwrap());
     world.harness.crash_in(node.tree(), "node/reconcilers/things/candidates", CrashHow::Panic);
     world
-        .stays("the term goes on", 5, |judge| judge.runner("things").as_ref() == Some(&term) && lasts(judge, 15))
+        .stays("the term continues", 5, |judge| {
+            judge.runner("things").as_ref() == Some(&term) && is_held_for(judge, 15)
+        })
         .await;
     world.with(|judge| judge.define(digested(objects("1.0.0", &[("a", "1")]).lease(Duration::from_secs(3)))));
     let since = Instant::now();
-    world.until("the new lease is held", |judge| lasts(judge, 3)).await;
+    world.until("the new lease is held", |judge| is_held_for(judge, 3)).await;
     assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
     world.end([node]).await;
 }
 
-/// It takes 29 seconds each time.
+/// Each run takes 29 seconds of the scenario's paused clock.
 struct Busy;
 
 impl Handler for Busy {
@@ -73,7 +77,7 @@ impl Handler for Busy {
     }
 }
 
-/// It waits for the action to end, and no longer: nothing else happens then that would bring the runner a view.
+/// At the end of the action, although the runner gets no other view then.
 #[tokio::test(start_paused = true)]
 async fn lease_that_changes_during_an_action_takes_effect() {
     let world = World::begin().await;
@@ -94,12 +98,14 @@ async fn lease_that_changes_during_an_action_takes_effect() {
         world.until("it runs again", |judge| phase(judge, "things").0 == expected).await;
     }
     let (term, since) = (world.with(|judge| judge.runner("things").unwrap()), Instant::now());
-    // The newest definition's timing counts for the runners of all.
+    // The newest definition's timing counts for the runners of every release.
     world.with(|judge| judge.define(digested(upkeep("2.0.0").lease(Duration::from_secs(3)))));
     world
-        .stays("it is not interrupted", 25, |judge| judge.runner("things").as_ref() == Some(&term) && lasts(judge, 15))
+        .stays("it is not interrupted", 25, |judge| {
+            judge.runner("things").as_ref() == Some(&term) && is_held_for(judge, 15)
+        })
         .await;
-    world.until("the new lease is held", |judge| lasts(judge, 3)).await;
+    world.until("the new lease is held", |judge| is_held_for(judge, 3)).await;
     assert!(since.elapsed() < Duration::from_secs(31), "{:?}", since.elapsed());
     world.end([node]).await;
 }

@@ -74,7 +74,7 @@ async fn output_is_read_while_it_is_written() {
     let waiting = tokio::spawn(async move { RunLogs::part(&logs, &newest(4)).await });
     log.write(b"two").await;
     assert_eq!(waiting.await.unwrap().unwrap().text, "two");
-    // Nothing follows: the wait ends by itself, or with the run.
+    // Nothing follows: the wait ends after its time, or with the run.
     let page = disk.logs.part(&ask((7, 1), 7, 50)).await.unwrap();
     assert_eq!((page.text.as_str(), page.next_offset, page.running), ("", 7, true));
     drop(log);
@@ -114,8 +114,8 @@ async fn first_and_newest_parts_of_a_long_output_stay() {
 #[tokio::test]
 async fn older_runs_make_room_and_running_ones_stay() {
     let disk = Disk::new(SMALL);
-    let mut goes_on = disk.logs.begin(&run(1, 1));
-    goes_on.write(b"still here").await;
+    let mut unfinished = disk.logs.begin(&run(1, 1));
+    unfinished.write(b"still here").await;
     eventually("it is on disk", || disk.dir.path().join("runs/people/1-1-0.log").exists()).await;
     for of_term in 1..=6 {
         let key = run(2, of_term);
@@ -124,7 +124,7 @@ async fn older_runs_make_room_and_running_ones_stay() {
         drop(log);
         eventually("it has ended", || !disk.logs.running().contains_key(&key)).await;
     }
-    drop(goes_on);
+    drop(unfinished);
     assert_eq!(disk.files(), ["1-1-0.log", "2-5-0.log", "2-6-0.log"]);
     // Of all reconcilers together, also beside something that cannot be listed.
     let little = Limits { bytes: 5 * 4096 + 300, ..SMALL };
@@ -264,6 +264,18 @@ async fn logs_are_written_by_a_limited_number_of_threads() {
     assert_eq!(disk.whole((2, 2)).await.0, "kept");
 }
 
+#[tokio::test]
+async fn second_log_of_a_run_does_not_replace_the_first() {
+    let disk = Disk::new(Limits::DEFAULT);
+    let (mut first, mut second) = (disk.logs.begin(&run(7, 1)), disk.logs.begin(&run(7, 1)));
+    second.write(b"second").await;
+    first.write(b"first").await;
+    assert_eq!(disk.logs.lost_bytes(), 6);
+    drop((first, second));
+    disk.ended().await;
+    assert_eq!(disk.whole((7, 1)).await, ("first".to_owned(), 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn few_readers_wait_and_further_ones_are_answered_at_once() {
     let disk = Disk::new(Limits::DEFAULT);
@@ -285,6 +297,17 @@ async fn few_readers_wait_and_further_ones_are_answered_at_once() {
     }
     waited.sort_unstable();
     assert_eq!(waited, [0, 2, 2, 2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn busy_run_does_not_prolong_a_readers_wait() {
+    let (written, mut progress) = watch::channel(0);
+    let until = Instant::now() + MAX_WAIT;
+    written.send_replace(1);
+    assert!(has_news(&mut progress, until).await);
+    tokio::time::advance(MAX_WAIT).await;
+    written.send_replace(2);
+    assert!(!has_news(&mut progress, until).await);
 }
 
 #[tokio::test]

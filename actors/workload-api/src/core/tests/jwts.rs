@@ -9,12 +9,24 @@ fn with_jwt(name: &str) -> WorkloadEntry {
 }
 
 impl World {
+    /// With one entry, and a token for `db` that was handed out.
+    fn with_token(text: &str) -> Self {
+        let mut world = World::with(&[with_jwt("a/b")]);
+        let asked = world.ask_jwt(1, "db", None);
+        world.sign_jwt(asked[0].0, text);
+        assert_eq!(world.jwts(1), [format!("a/b={text}")]);
+        world
+    }
     /// User 7 asks for JWTs, and its process is looked at. Returns what is to be signed.
     fn ask_jwt(&mut self, id: u64, audience: &str, of: Option<&str>) -> Vec<(SignId, TokenKey)> {
         let spiffe_id = of.map(|name| name.parse::<WorkloadName>().unwrap().spiffe_id(ClusterId::from_entropy(1)));
         let request = JwtRequest { audience: Arc::new(vec![audience.to_owned()]), spiffe_id };
         self.step(Input::Asked { stream: StreamId(id), uid: 7, kind: Kind::Jwts(request) });
         self.attest(id, user(7));
+        self.jwts_to_sign()
+    }
+    /// What is to be signed now, each once.
+    fn jwts_to_sign(&mut self) -> Vec<(SignId, TokenKey)> {
         let signings = self.out.extract_if(.., |effect| matches!(effect, Effect::SignJwt(..)));
         signings.map(|effect| if let Effect::SignJwt(by, key) = effect { (by, key) } else { unreachable!() }).collect()
     }
@@ -62,10 +74,7 @@ fn jwts_are_of_the_identities_that_may_have_them() {
 
 #[test]
 fn jwt_is_handed_out_again_until_half_of_its_life() {
-    let mut world = World::with(&[with_jwt("a/b")]);
-    let asked = world.ask_jwt(1, "db", None);
-    world.sign_jwt(asked[0].0, "first");
-    assert_eq!(world.jwts(1), ["a/b=first"]);
+    let mut world = World::with_token("first");
     world.step(Input::Closed(StreamId(1)));
     world.pass(2 * MINUTE, 7);
     assert!(world.ask_jwt(2, "db", None).is_empty());
@@ -91,21 +100,18 @@ fn jwt_is_handed_out_again_until_half_of_its_life() {
 /// The first call waits as long as it may; those after a failure wait only while no attempt is in flight.
 #[test]
 fn jwt_is_handed_out_while_the_leader_is_silent() {
-    let mut world = World::with(&[with_jwt("a/b")]);
-    let asked = world.ask_jwt(1, "db", None);
-    world.sign_jwt(asked[0].0, "second");
-    assert_eq!(world.jwts(1), ["a/b=second"]);
+    let mut world = World::with_token("first");
     world.pass(3 * MINUTE, 7);
     let asked = world.ask_jwt(2, "db", None);
     assert_eq!(asked.len(), 1);
     assert!(world.jwts(2).is_empty());
     world.pass(FIRST_ANSWER_TIMEOUT, 7);
-    assert_eq!(world.jwts(2), ["a/b=second"]);
+    assert_eq!(world.jwts(2), ["a/b=first"]);
     world.fail_jwt(asked[0].0, false);
     world.pass(SECOND, 7);
     let asked = world.ask_jwt(3, "db", None);
     assert_eq!((world.ask_jwt(4, "db", None), asked.len()), (Vec::new(), 1), "one attempt");
-    assert_eq!(world.jwts(4), ["a/b=second"], "it does not wait");
+    assert_eq!(world.jwts(4), ["a/b=first"], "it does not wait");
     // Once the leader has said that the workload may have none, it gets none, however late it is.
     world.fail_jwt(asked[0].0, true);
     assert_eq!(world.jwts(3), ["denied"]);
@@ -128,10 +134,7 @@ fn jwt_that_is_refused_or_late_ends_its_call() {
 
 #[test]
 fn jwt_of_another_root_or_entry_is_forgotten() {
-    let mut world = World::with(&[with_jwt("a/b")]);
-    let asked = world.ask_jwt(1, "db", None);
-    world.sign_jwt(asked[0].0, "first");
-    assert_eq!(world.jwts(1), ["a/b=first"]);
+    let mut world = World::with_token("first");
     world.root = 2;
     world.view(&[with_jwt("a/b")]);
     assert_eq!(world.ask_jwt(2, "db", None).len(), 1, "its root may be withdrawn");
@@ -149,10 +152,9 @@ fn jwt_in_flight_over_a_root_change_is_asked_for_again() {
     world.root = 2;
     world.view(&[with_jwt("a/b")]);
     world.sign_jwt(asked[0].0, "of the former root");
-    let again = world.out.extract_if(.., |effect| matches!(effect, Effect::SignJwt(..))).collect::<Vec<_>>();
-    let [Effect::SignJwt(by, _)] = again[..] else { panic!("{again:?}") };
-    assert!(world.jwts(1).is_empty());
-    world.sign_jwt(by, "of the new one");
+    let again = world.jwts_to_sign();
+    assert_eq!((again.len(), world.jwts(1)), (1, vec![]));
+    world.sign_jwt(again[0].0, "of the new one");
     assert_eq!(world.jwts(1), ["a/b=of the new one"]);
 }
 
