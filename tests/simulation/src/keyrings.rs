@@ -20,7 +20,6 @@ use muster_store::invariants::SEAL_9;
 use crate::bugs::Bug;
 use crate::checks::{CONVERGE_1, CheckResult, violation};
 use crate::events::{Answered, Event, Question};
-use crate::faults::Faults;
 use crate::machine::{Agent, Asker, Caller, Machine, MachineIdx};
 use crate::report::Failure;
 use crate::schedule::keep_earlier;
@@ -101,23 +100,9 @@ pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
         sim.world.join_machine(if idx < managers { Role::Manager } else { Role::Worker });
     }
     sim.run_to(CHANGES_BEGIN)?;
-    sim.world.faults_active = true;
-    for event in [Event::Fault, Event::Operator, Event::KeyOperator] {
-        let soon = sim.world.rng.millis(1, 800);
-        sim.world.time.after(soon, event);
-    }
-    sim.run_to(FAULTS_END)?;
-    Faults::clear(&mut sim.world);
-    sim.world.resting = true;
+    sim.inject([Event::Fault, Event::Operator, Event::KeyOperator], 800, FAULTS_END)?;
     let limit = sim.world.now() + CONVERGENCE_LIMIT;
-    while let Some(why) = sim.unsettled().or_else(|| unfinished(&sim.world)) {
-        if sim.world.now() >= limit {
-            return Err(sim.world.failure(&violation(CONVERGE_1, why)));
-        }
-        let next = sim.world.now() + Duration::from_millis(200);
-        sim.run_to(next)?;
-    }
-    Ok(())
+    sim.finish(limit, CONVERGE_1, |sim| sim.unsettled().or_else(|| unfinished(&sim.world)))
 }
 
 /// Why keyrings are not at the newest version.

@@ -3,7 +3,7 @@
 //!
 //! Checked whenever the autopilot begins or requests something: AUTO-1, AUTO-2, AUTO-3, AUTO-5, AUTO-6, AUTO-7, AUTO-8. AUTO-4 is an
 //! invariant of the state. In the end as many managers answer as declared, and no role changes any more (AUTO-9). In some runs nothing is
-//! declared: then no role changes by itself.
+//! declared: then the autopilot changes no role.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use muster_messages::{
 use crate::bugs::Bug;
 use crate::checks::violation;
 use crate::events::Event;
-use crate::faults::{Faults, TimedFault};
+use crate::faults::TimedFault;
 use crate::machine::{Asker, Autopilot, Machine, MachineIdx};
 use crate::report::Failure;
 use crate::simulation::Simulation;
@@ -38,7 +38,7 @@ const DECLARED_AT: Moment = Moment(4 * SECOND);
 const FAULTS_END: Moment = Moment(70 * SECOND);
 /// After faults end: replacements that wait for each other, and promotions that are taken back.
 const CONVERGENCE_LIMIT: Duration = Duration::from_secs(180);
-/// In which nothing may move afterwards.
+/// In which no change may begin afterwards. Longer than every pause in `config`, so that changes without an end are noticed.
 const QUIET: Duration = Duration::from_secs(40);
 
 /// What is known of the policies so far.
@@ -86,19 +86,12 @@ pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
         let managers = if sim.world.rng.chance(600) { 3 } else { 5 };
         Policies::declare(&mut sim.world, managers, false);
     }
-    sim.world.faults_active = true;
     // In most runs only what concerns the autopilot happens, so that more of it does.
     let mut events = vec![Event::PolicyFault, Event::PolicyOperator];
     if sim.world.rng.chance(350) {
         events.extend([Event::Fault, Event::Operator]);
     }
-    for event in events {
-        let soon = sim.world.rng.millis(1, 2000);
-        sim.world.time.after(soon, event);
-    }
-    sim.run_to(FAULTS_END)?;
-    Faults::clear(&mut sim.world);
-    sim.world.resting = true;
+    sim.inject(events, 2000, FAULTS_END)?;
     if sim.world.policies.undeclared {
         let moved = sim.world.checks.newest().map_or(0, |tables| tables.autopilot.last_number);
         return match moved {
@@ -109,31 +102,30 @@ pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
     converge(sim)
 }
 
-/// AUTO-9: as many managers answer as declared, and then nothing moves. Surplus ones may still go when every manager answers again: that, too,
-/// comes to an end.
+/// AUTO-9: as many managers answer as declared, and still do after a time in which no change begins. A surplus manager may go once every
+/// manager answers again: then the time begins anew.
 fn converge(sim: &mut Simulation) -> Result<(), Failure> {
     let limit = sim.world.now() + CONVERGENCE_LIMIT;
     let mut tidied = Moment(0);
     let begun = |sim: &Simulation| sim.world.checks.newest().map_or(0, |tables| tables.autopilot.last_number);
     loop {
-        while let Some(why) = Policies::unfinished(&sim.world).or_else(|| sim.unsettled()) {
-            if sim.world.now() >= limit {
-                return Err(sim.world.failure(&violation(AUTO_9, why)));
-            }
+        sim.finish(limit, AUTO_9, |sim| {
+            let why = Policies::unfinished(&sim.world).or_else(|| sim.unsettled())?;
             if sim.world.now().since(tidied) >= Duration::from_secs(5) {
                 tidied = sim.world.now();
                 Policies::tidy_up(&mut sim.world);
             }
-            let next = sim.world.now() + Duration::from_millis(200);
-            sim.run_to(next)?;
-        }
+            Some(why)
+        })?;
         let before = begun(sim);
         sim.run_to(sim.world.now() + QUIET)?;
-        if begun(sim) == before {
+        let unfinished = Policies::unfinished(&sim.world);
+        if begun(sim) == before && unfinished.is_none() {
             return Ok(());
         }
         if sim.world.now() >= limit {
-            let detail = format!("change {} follows {before} although nothing has happened", begun(sim));
+            let after = begun(sim);
+            let detail = format!("changes {before} to {after} begin although nothing has happened; {unfinished:?}");
             return Err(sim.world.failure(&violation(AUTO_9, detail)));
         }
     }
@@ -196,7 +188,7 @@ impl Policies {
         Self::propose(world, step);
     }
 
-    /// Faults have ended: what operators have asked for would keep nodes out.
+    /// Faults have ended: operators withdraw what keeps nodes from becoming managers.
     fn tidy_up(world: &mut World) {
         let Some(tables) = world.checks.newest().cloned() else { return };
         if tables.autopilot.policy.is_none() {
@@ -225,7 +217,7 @@ impl Policies {
         let voters: Vec<MachineIdx> =
             (0..world.machines.len()).filter(|idx| world.machines[*idx].member_id().is_some()).collect();
         match world.rng.below(10) {
-            // For long enough to be replaced, mostly. The quorum survives it: what is shown is what the autopilot makes of it.
+            // In most cases for long enough to be replaced. The quorum survives it, so a loss of quorum is the autopilot's.
             0..=4 => {
                 let up = voters.iter().filter(|idx| world.machines[**idx].runs()).count();
                 let victim = world.rng.pick(&voters).filter(|_| up > voters.len() / 2 + 1);
@@ -331,7 +323,7 @@ impl Policies {
                     _ => Ok(()),
                 }
             }
-            _ => fails(AUTO_2, "that is an operator's to decide".to_owned()),
+            _ => fails(AUTO_2, "only an operator may decide that".to_owned()),
         };
         world.require(outcome);
     }
@@ -406,7 +398,7 @@ impl Policies {
         let (answering, declared) = (voters.iter().filter(answers).count(), usize::from(policy.managers));
         let enough = answering >= declared.min(largest_odd(tables.nodes.len()));
         let surplus = policy.shrink && voters.len() > declared;
-        // What operators have asked for is not over before it is withdrawn.
+        // Not finished before operators have withdrawn it.
         let asked = policy.paused.is_some() || !tables.autopilot.drains.is_empty();
         // Those that an operator has promoted stay.
         let by_hand = tables.autopilot.requested.values().any(|role| *role == Role::Manager);

@@ -25,7 +25,7 @@ use muster_store::invariants::Broken;
 use crate::checks::{CONVERGE_1, violation};
 use crate::connections::AgentConnections;
 use crate::events::Event;
-use crate::faults::{Faults, TimedFault};
+use crate::faults::TimedFault;
 use crate::machine::{Machine, MachineIdx, Rotation};
 use crate::members::cluster;
 use crate::report::Failure;
@@ -87,14 +87,7 @@ pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
         sim.world.join_machine(if idx < managers { Role::Manager } else { Role::Worker });
     }
     sim.run_to(ROTATIONS_BEGIN)?;
-    sim.world.faults_active = true;
-    for event in [Event::Fault, Event::RootFault, Event::Operator, Event::RootOperator] {
-        let soon = sim.world.rng.millis(1, 800);
-        sim.world.time.after(soon, event);
-    }
-    sim.run_to(FAULTS_END)?;
-    Faults::clear(&mut sim.world);
-    sim.world.resting = true;
+    sim.inject([Event::Fault, Event::RootFault, Event::Operator, Event::RootOperator], 800, FAULTS_END)?;
     rotate_once_more(sim)?;
     come_to_rest(sim, CONVERGENCE_LIMIT)?;
     if sim.world.rng.chance(300) {
@@ -125,17 +118,12 @@ fn rotate_once_more(sim: &mut Simulation) -> Result<(), Failure> {
 
 fn come_to_rest(sim: &mut Simulation, within: Duration) -> Result<(), Failure> {
     let limit = sim.world.now() + within;
-    loop {
+    sim.finish(limit, CONVERGE_1, |sim| {
         Rotations::rekey(&mut sim.world);
         // A step that is repeated later begins another rotation.
         let asked = sim.operators.unanswered().map(|op| format!("operator's step {op} is not answered"));
-        let Some(why) = sim.unsettled().or_else(|| unfinished(&sim.world)).or(asked) else { return Ok(()) };
-        if sim.world.now() >= limit {
-            return Err(sim.world.failure(&violation(CONVERGE_1, why)));
-        }
-        let next = sim.world.now() + Duration::from_millis(200);
-        sim.run_to(next)?;
-    }
+        sim.unsettled().or_else(|| unfinished(&sim.world)).or(asked)
+    })
 }
 
 /// Why rotations are not complete.
@@ -182,17 +170,11 @@ fn forget_roots(sim: &mut Simulation) -> Result<(), Failure> {
         Rotation::crash(&mut sim.world, leader); // the next one looks at once
     }
     let limit = sim.world.now() + Duration::from_secs(20);
-    loop {
-        let ended = |tables: &Tables| tables.authorities.roots.values().any(|root| !root.state.trusted());
-        if !sim.world.checks.newest().is_some_and(ended) {
-            break;
-        }
-        if sim.world.now() >= limit {
-            return Err(sim.world.failure(&violation(CONVERGE_1, "a root was not deleted".to_owned())));
-        }
-        let next = sim.world.now() + Duration::from_millis(200);
-        sim.run_to(next)?;
-    }
+    let ended = |tables: &Tables| tables.authorities.roots.values().any(|root| !root.state.trusted());
+    sim.finish(limit, CONVERGE_1, |sim| {
+        let remains = sim.world.checks.newest().is_some_and(ended);
+        remains.then(|| "a root was not deleted".to_owned())
+    })?;
     sim.world.totals.count("former roots deleted");
     come_to_rest(sim, Duration::from_secs(20))
 }

@@ -140,6 +140,41 @@ fn lose_minority(sim: &mut Simulation) -> Result<(), Failure> {
 }
 
 impl Simulation {
+    /// Injects faults until then: each of these events happens within `first_ms`, and causes the next one of its kind.
+    pub(crate) fn inject(
+        &mut self,
+        events: impl IntoIterator<Item = Event>,
+        first_ms: u64,
+        until: Moment,
+    ) -> Result<(), Failure> {
+        self.world.faults_active = true;
+        for event in events {
+            let soon = self.world.rng.millis(1, first_ms);
+            self.world.time.after(soon, event);
+        }
+        self.run_to(until)?;
+        Faults::clear(&mut self.world);
+        self.world.resting = true;
+        Ok(())
+    }
+
+    /// Runs until nothing is unfinished. `Err`: at the limit something is, which violates `invariant`.
+    pub(crate) fn finish(
+        &mut self,
+        limit: Moment,
+        invariant: &'static str,
+        mut unfinished: impl FnMut(&mut Simulation) -> Option<String>,
+    ) -> Result<(), Failure> {
+        while let Some(why) = unfinished(self) {
+            if self.world.now() >= limit {
+                return Err(self.world.failure(&violation(invariant, why)));
+            }
+            let next = self.world.now() + Duration::from_millis(200);
+            self.run_to(next)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn settle_within(&mut self, limit_after: Duration) -> Result<(), Failure> {
         let limit = self.world.now() + limit_after;
         while let Some(detail) = self.unsettled() {
