@@ -1,5 +1,7 @@
 //! A declared number of managers, with real processes.
 
+use std::time::{Duration, Instant};
+
 use muster_messages::{Liveness, Role};
 use serde_json::Value;
 
@@ -14,10 +16,29 @@ fn declared(settings: &[&str]) -> World {
     world
 }
 
-fn state(world: &World, by: &str) -> Option<Value> {
-    let socket = world.socket(by).display().to_string();
-    let ended = EndedMuster::new(world.folder(), &["--socket", &socket, "autopilot", "state", "-o", "json"]);
-    serde_json::from_str(&ended.ended(0).stdout).ok()
+fn state(world: &World, by: &str) -> Value {
+    world.muster_insists_at(by, &["autopilot", "state"])
+}
+
+/// Why it waits.
+fn reason(state: &Value) -> &str {
+    word(&state["next"], "reason")
+}
+
+/// The changes that it made, oldest first: action and outcome.
+fn changes(state: &Value) -> Vec<(&str, &str)> {
+    let history = state["history"].as_array().expect("changes");
+    history.iter().map(|change| (word(change, "action"), word(change, "outcome"))).collect()
+}
+
+fn word<'a>(of: &'a Value, key: &str) -> &'a str {
+    of[key].as_str().unwrap_or_default()
+}
+
+/// What the leader sees of a manager.
+fn manager(state: &Value, name: &str) -> Value {
+    let managers = state["managers"].as_array().expect("managers");
+    managers.iter().find(|manager| manager["name"] == name).cloned().unwrap_or_default()
 }
 
 /// For people: without `-o json`.
@@ -36,27 +57,19 @@ fn managers(world: &World, by: &str) -> Vec<String> {
 fn dead_manager_is_replaced_and_returns_as_a_worker() {
     let mut world = declared(&["replace-after=1m"]);
     world.node("n3").kill();
-    let next = |state: &Value| state["next"]["reason"].as_str().unwrap_or_default().to_owned();
-    eventually_so("it says that it waits", || state(&world, "n1").is_some_and(|state| next(&state) == "not_dead_yet"));
+    eventually_so("it says that it waits", || reason(&state(&world, "n1")) == "not_dead_yet");
     let replaced = eventually("three managers answer", || {
-        state(&world, "n1").filter(|state| state["answering"] == 3 && next(state) == "content")
+        Some(state(&world, "n1")).filter(|state| state["answering"] == 3 && reason(state) == "content")
     });
-    let history = replaced["history"].as_array().expect("changes");
-    let outcomes: Vec<(&str, &str)> = (history.iter())
-        .map(|change| (change["action"].as_str().unwrap_or_default(), change["outcome"].as_str().unwrap_or_default()))
-        .collect();
-    assert_eq!(outcomes, [("demote", "settled"), ("promote", "settled")], "{replaced}");
-    assert_eq!(history[0]["node"], history[1]["for"], "{replaced}");
+    assert_eq!(changes(&replaced), [("demote", "settled"), ("promote", "settled")], "{replaced}");
+    assert_eq!(replaced["history"][0]["node"], replaced["history"][1]["for"], "{replaced}");
     world.node("n3").start(&[]);
     eventually_so("it returns as a worker", || {
         world.seen("n1", "n3").is_some_and(|node| node.role == Role::Worker && node.state == Liveness::Ready)
     });
     eventually_so("it is a candidate", || {
-        let candidate = |state: Value| {
-            let all = state["candidates"].as_array().cloned().unwrap_or_default();
-            all.iter().any(|candidate| candidate["name"] == "n3" && candidate["rank"].is_u64())
-        };
-        state(&world, "n1").is_some_and(candidate)
+        let all = state(&world, "n1")["candidates"].as_array().cloned().unwrap_or_default();
+        all.iter().any(|candidate| candidate["name"] == "n3" && candidate["rank"].is_u64())
     });
     assert_eq!(managers(&world, "n1").len(), 3);
     let events = text(&world, "n1", &["events", "--kind", "role"]).ended(0).stdout;
@@ -105,7 +118,41 @@ fn declared_number_is_explained_paused_and_withdrawn() {
     assert!(muster(&["cluster", "set", "managers=off"]).ended(0).stdout.contains("operators only"));
 }
 
-/// With and without a declared number: a drain changes no role by itself.
+/// Case 13 of docs/autopilot.md. Each manager is away for much longer than `replace-after`; without a drain that costs it its place.
+#[test]
+#[ignore = "full tier"]
+fn rolling_restart_with_drains_replaces_nothing() {
+    const AWAY: Duration = Duration::from_secs(12);
+    let mut world = declared(&["replace-after=2s"]);
+    for name in ["n2", "n3", "n1"] {
+        let by = world.other_than(&[name, "n4", "n5"]);
+        world.muster_at(&by, &["node", "drain", name, "--for", "1h"]).ended(0);
+        eventually_so("another manager leads", || world.leader_seen_by(&by) != name);
+        world.node(name).stop();
+        let down = || Some(state(&world, &by)).filter(|state| !manager(state, name)["down_since"].is_null());
+        eventually("the leader sees that it is down", down);
+        let since = Instant::now();
+        eventually_so("it is away for long enough", || {
+            let seen = state(&world, &by);
+            assert!(changes(&seen).is_empty(), "{seen}");
+            since.elapsed() > AWAY && reason(&seen) == "not_dead_yet" && !manager(&seen, name)["down_since"].is_null()
+        });
+        world.node(name).start(&[]).ready();
+        eventually_so("the leader sees that it is back", || {
+            let seen = manager(&state(&world, &by), name);
+            seen["answers"] == true && seen["down_since"].is_null()
+        });
+        world.muster_at(&by, &["node", "undrain", name]).ended(0);
+    }
+    let restarted = eventually("all are back", || Some(state(&world, "n1")).filter(|state| reason(state) == "content"));
+    assert!(changes(&restarted).is_empty(), "{restarted}");
+    world.node("n3").kill();
+    eventually_so("without a drain it is replaced", || {
+        changes(&state(&world, "n1")).first() == Some(&("demote", "settled"))
+    });
+}
+
+/// Without a declared number: a drain changes no role by itself.
 #[test]
 #[ignore = "full tier"]
 fn drained_leader_hands_leadership_over() {
