@@ -275,6 +275,7 @@ fn command_ignoring_term_is_killed_despite_renewals() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn renewals_keep_the_command_running() {
     let play = Play::start(IGNORES_TERM, SHORT);
     let processes = play.processes(3);

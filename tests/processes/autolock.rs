@@ -118,6 +118,7 @@ fn locked_manager_serves_nothing_until_it_has_its_key() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn manager_unlocks_without_a_person() {
     let mut world = World::with(1, 0);
     let on = switched_on(&world);
@@ -149,6 +150,7 @@ fn manager_unlocks_without_a_person() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn manager_that_missed_rotations_needs_its_old_key() {
     let mut world = World::with(3, 0);
     let on = switched_on(&world);
@@ -234,6 +236,7 @@ fn key_is_printed_before_the_managers_have_taken_it() {
 
 /// No process of an unlock command outlives its attempt, or its daemon.
 #[test]
+#[ignore = "full tier"]
 fn unlock_command_that_hangs_leaves_no_process() {
     let mut world = World::new();
     let (script, pids) = (world.folder().join("unlock.sh"), world.folder().join("pids"));

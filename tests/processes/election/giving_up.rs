@@ -14,6 +14,7 @@ fn elect(world: &World, before: &[&str], after: &[&str]) -> EndedMuster {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn elect_timeout_names_the_holder() {
     let world = World::with(1, 0);
     let timed_out = i32::from(ErrorCode::TimedOut.exit_status());

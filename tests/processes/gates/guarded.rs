@@ -6,6 +6,7 @@ use super::{apply, items, member, status};
 use crate::harness::{World, eventually, eventually_so};
 
 #[test]
+#[ignore = "full tier"]
 fn wrong_scope_finalize_and_deleted_gate_are_refused() {
     let mut world = World::new();
     world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();

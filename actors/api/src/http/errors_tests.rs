@@ -50,7 +50,7 @@ async fn errors_are_problems_for_clients_that_accept_them() {
     assert_eq!(headers[header::ALLOW], "GET,HEAD");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn problem_says_when_to_retry() {
     // No actor of the leader runs: the request got that far.
     let (status, headers, problem) = asked("application/problem+json", "POST", "/v1/ca/abort").await;

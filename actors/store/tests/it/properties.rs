@@ -265,7 +265,7 @@ fn followed(mut seen: Tables, history: &History) -> Tables {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// MEMBER-1, RAFTID-1, BLOCK-1, CERT-1 and the rest, over whole histories.
     #[test]
