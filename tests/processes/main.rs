@@ -48,6 +48,7 @@ mod service;
 mod shutdown;
 mod slow_links;
 mod streams;
+mod systemd;
 mod terminal;
 mod thousands;
 mod upstream;

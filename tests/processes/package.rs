@@ -31,7 +31,7 @@ fn is_installed(program: &str) -> bool {
     found
 }
 
-fn build(kind: &str, out: &Path) -> PathBuf {
+pub fn build(kind: &str, out: &Path) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(kind).join("build");
     let programs = Path::new(MUSTERD).parent().expect("a program is in a directory");
     // Uncompressed: what is tested is its content.
