@@ -481,8 +481,7 @@ fn followed(token: &JoinToken, offered: &[OfferedRoot]) -> Result<String, String
     let cluster = muster_pki::cluster_of_root_pem(&of_token.cert_pem);
     let cluster = cluster.ok_or("the root with the token's digest names no cluster")?;
     let bundle = Bundle::from_pem(&of_token.cert_pem).and_then(|root| root.accept(cluster, offered));
-    let bundle =
-        bundle.map_err(|why| format!("it has other roots, to which the root of the token does not lead: {why}"))?;
+    let bundle = bundle.map_err(|why| format!("it offered roots for which the token's root does not vouch: {why}"))?;
     Ok(bundle.to_pem())
 }
 

@@ -30,8 +30,9 @@ impl AutolockRequests<'_> {
     pub async fn rotate(&self) -> Result<UnlockKeyView, ErrorBody> {
         let (at, replica) = self.change("unlock key rotated", AutolockChange::Rotate { key: new_key() }).await?;
         let autolock = &replica.tables.autolock;
-        made(autolock, at)
-            .ok_or_else(|| overtaken(autolock, "no manager can need the key any more that this request made"))
+        made(autolock, at).ok_or_else(|| {
+            overtaken(autolock, "the key of this request is no longer on record: no manager can need it")
+        })
     }
 
     pub async fn off(&self) -> Result<AutolockOffView, ErrorBody> {

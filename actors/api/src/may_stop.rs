@@ -42,7 +42,7 @@ impl MayStop<'_> {
             let text = match voters.len() {
                 1 => format!("{} is the only manager: nothing can be changed while it is stopped", node.name),
                 n => format!(
-                    "without {} the other {} of {n} managers are no majority; promote another node first",
+                    "without {} the other {} of {n} managers would not be a majority; promote another node first",
                     node.name,
                     n - 1
                 ),

@@ -327,7 +327,7 @@ impl Planner<'_> {
         }
         if let Some(silent) = self.facts.voters.iter().find(|voter| !voter.answers) {
             let message = format!(
-                "{} does not answer; the time after which it is replaced begins when its session ends",
+                "{} does not answer; the countdown to its replacement starts when its session ends",
                 silent.name
             );
             return self.with_node(AutopilotReason::NotDeadYet, silent.node, message);

@@ -72,7 +72,7 @@ pub struct RotateArgs {
     /// Only publish the new root; `muster ca activate ID` lets it sign
     #[arg(long)]
     pub prepare: bool,
-    /// Others may have the keys of the present roots: revoke these as soon as possible, and replace the default join tokens
+    /// The keys of the present roots may have leaked: revoke these roots as soon as possible, and replace the default join tokens
     #[arg(long)]
     pub compromised: bool,
     /// Wait until all nodes that are ready have renewed; with --prepare until they trust the root, else with --compromised until the

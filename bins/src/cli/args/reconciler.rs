@@ -167,7 +167,7 @@ pub enum ReleaseCommand {
     /// List declared releases, by scope
     #[command(alias = "list")]
     Ls,
-    /// From now on this machine can run this release for the scope
+    /// Declare that this machine can run this release of the scope
     Declare {
         /// Scope, as in definitions and `wait-ready`
         #[arg(value_parser = parse_scope)]

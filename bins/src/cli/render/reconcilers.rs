@@ -206,7 +206,7 @@ pub fn plan(plan: &PlanView) -> String {
         text += &blockers(&plan.blockers);
     }
     if plan.objects.iter().any(|object| object.op == TAKEN) {
-        return text + "the run would fail at what does not belong to it; the gate stays as it is\n";
+        return text + "the run would fail because some objects have another owner; the gate would not change\n";
     }
     text + &format!("gate afterwards: {}, floor {}\n", plan.gate.reconciled, plan.gate.floor)
 }

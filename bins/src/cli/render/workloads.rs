@@ -76,7 +76,7 @@ pub fn workload(shown: &WorkloadShowView) -> String {
             },
             |holder| when(holder.until),
         ],
-        "no node holds a certificate of it that this leader has signed",
+        "no node holds a certificate that this leader has signed for the workload",
     );
     format!("{}\n{holders}", table.render())
 }

@@ -49,7 +49,7 @@ impl Collector for Actors {
             }
         }
         // An actor without a limit has no series.
-        let help = "Messages that a mailbox takes, all mailboxes of the path together; further ones are refused";
+        let help = "Messages that may wait in all mailboxes of the path together; further ones are refused";
         let mut family = encoder.encode_descriptor("actor_mailbox_limit", help, None, MetricType::Gauge)?;
         for (path, numbers) in self.0.iter().filter(|(_, numbers)| numbers.mailbox_limit > 0) {
             family.encode_family(&Path { path: path.clone() })?.encode_gauge(&numbers.mailbox_limit)?;
