@@ -332,7 +332,8 @@ impl Planner<'_> {
             );
             return self.with_node(AutopilotReason::NotDeadYet, silent.node, message);
         }
-        wait(AutopilotReason::Content, format!("{voters} managers, as declared"))
+        let unmatched = self.unmatched().map(|labels| format!("; none could be replaced: {labels}"));
+        wait(AutopilotReason::Content, format!("{voters} managers, as declared{}", unmatched.unwrap_or_default()))
     }
 
     fn declared(&self) -> usize {
@@ -369,16 +370,24 @@ impl Planner<'_> {
 
     /// The reasons of the workers that have no place, for people.
     fn exclusions(&self) -> String {
-        let excluded: Vec<String> = (self.candidates.iter())
-            .filter_map(|candidate| {
-                Some(format!("{}: {}", self.name(candidate.node), candidate.standing.as_ref().err()?))
-            })
-            .collect();
-        match excluded.as_slice() {
-            [] => "; there are no other workers".to_owned(),
-            few if few.len() <= 3 => format!(" ({})", few.join(", ")),
-            many => format!(" ({}, and {} more)", many[..3].join(", "), many.len() - 3),
+        if let Some(labels) = self.unmatched() {
+            return format!("; {labels}");
         }
+        let excluded = || self.candidates.iter().filter_map(|it| Some((it.node, it.standing.as_ref().err()?)));
+        let first: Vec<String> = excluded().take(3).map(|(node, why)| format!("{}: {why}", self.name(node))).collect();
+        match (first.as_slice(), excluded().count()) {
+            ([], _) => "; there are no other workers".to_owned(),
+            (few, all) if few.len() == all => format!(" ({})", few.join(", ")),
+            (few, all) => format!(" ({}, and {} more)", few.join(", "), all - few.len()),
+        }
+    }
+
+    /// Probably a mistake: workers exist, and none has the labels that `eligible=` requires.
+    fn unmatched(&self) -> Option<String> {
+        let AutopilotPolicy { eligible, .. } = self.policy;
+        let none = !self.facts.workers.is_empty() && !self.facts.workers.iter().any(|worker| worker.eligible);
+        let labels = || eligible.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
+        (none && !eligible.is_empty()).then(|| format!("no worker has the labels that eligible={} requires", labels()))
     }
 
     /// The manager in whose place the next one comes: the last change took it out.

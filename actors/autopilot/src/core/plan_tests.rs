@@ -342,6 +342,38 @@ fn nothing_can_be_replaced_where_no_manager_may_fail() {
     assert_eq!(tolerances(&facts(vec![voter(1), voter(2), voter(3)], workers.clone())), (1, 3));
     assert_eq!(tolerances(&facts(vec![voter(1), voter(2), down(3, MINUTE)], workers)), (0, 0));
 }
+/// Test 3. By number of voters, from one on, and then of silent ones, from none on. An even number tolerates no more than the odd one below.
+#[test]
+fn tolerance_is_what_may_still_fail() {
+    let expected: [&[usize]; 7] =
+        [&[0], &[0, 0], &[1, 0, 0], &[1, 0, 0, 0], &[2, 1, 0, 0, 0], &[2, 1, 0, 0, 0], &[3, 2, 1, 0, 0]];
+    for (voters, by_silent) in (1u8..).zip(expected) {
+        for (silent, tolerance) in (0u8..).zip(by_silent) {
+            let all = (1..=voters).map(|n| Voter { answers: n > silent, ..voter(n) });
+            assert_eq!(facts(all.collect(), Vec::new()).tolerance(), *tolerance, "{silent} of {voters}");
+        }
+    }
+}
+
+/// Probably a mistake in the declaration, so it is said, also while nothing has to be done.
+#[test]
+fn labels_that_no_worker_has_are_named() {
+    let rack = AutopilotPolicy { eligible: [("rack".into(), "a".into())].into(), ..policy(3) };
+    let other = |n| Worker { eligible: false, ..worker(n) };
+    let says = |workers: Vec<Worker>| {
+        [vec![voter(1), voter(2), voter(3)], vec![voter(1), voter(2), dead(3)], vec![voter(1), voter(2)]].map(
+            |voters| {
+                let Decision::Wait(wait) = decide(&declared(rack.clone()), &facts(voters, workers.clone())) else {
+                    return false;
+                };
+                wait.message.contains("no worker has the labels that eligible=rack=a requires")
+            },
+        )
+    };
+    assert_eq!(says(vec![other(4), other(5)]), [true; 3]);
+    assert_eq!((says(vec![other(4), worker(5)]), says(Vec::new())), ([false; 3], [false; 3]));
+}
+
 
 /// For a while: it keeps its membership, and does not count as down before its time is over. For good: another node comes first, then it
 /// goes, although it answers.
