@@ -5,5 +5,7 @@
 mod actor;
 mod drains;
 mod histories;
+mod promotions;
 mod scenarios;
+mod wakes;
 mod world;
