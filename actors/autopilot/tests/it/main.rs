@@ -5,6 +5,7 @@
 mod actor;
 mod drains;
 mod histories;
+mod partitions;
 mod promotions;
 mod scenarios;
 mod wakes;
