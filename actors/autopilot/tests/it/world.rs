@@ -530,7 +530,11 @@ impl World {
                         let replaced = *replaces == Some(*node);
                         let allowed = if replaced { dead } else { surplus && (policy.shrink || drained) };
                         assert!(allowed, "AUTO-5, AUTO-8: {node} after {led:?}");
-                        (voters - 1, self.answering() - usize::from(!self.is_dead(*node)))
+                        let left = self.answering() - usize::from(!self.is_dead(*node));
+                        let tolerance = |answering: usize, voters| answering.saturating_sub(majority(voters));
+                        let falls = tolerance(left, voters - 1) < tolerance(self.answering(), voters);
+                        assert!(!replaced || !falls, "AUTO-3: fewer may fail without {node}");
+                        (voters - 1, left)
                     }
                     AutopilotAction::Promote => (voters + 1, self.answering() + usize::from(voters == 1)),
                 };
