@@ -14,25 +14,25 @@ use serde_json::Value;
 use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
 
 /// A file of its own with this text.
-fn file(world: &World, name: &str, text: &str) -> String {
+pub(crate) fn file(world: &World, name: &str, text: &str) -> String {
     let path = world.folder().join(name);
     std::fs::write(&path, text).expect("the world's folder is writable");
     path.to_str().expect("a path").to_owned()
 }
 
 /// Switches autolock on; returns the answer. Every manager has taken the key.
-fn switched_on(world: &World) -> Value {
+pub(crate) fn switched_on(world: &World) -> Value {
     let on = world.muster(&["autolock", "on", "--wait=60s"]).ended(0).json();
     assert_eq!((&on["enabled"], &on["changed"]), (&true.into(), &true.into()), "{on}");
     on
 }
 
-fn key_of(answer: &Value) -> &str {
+pub(crate) fn key_of(answer: &Value) -> &str {
     answer["key"].as_str().expect("the answer shows the key")
 }
 
 /// Restarts a manager without a key, and waits until it says that it is locked.
-fn restarted_locked(world: &mut World, name: &str, flags: &[&str]) -> Value {
+pub(crate) fn restarted_locked(world: &mut World, name: &str, flags: &[&str]) -> Value {
     if world.node(name).is_running() {
         world.node(name).stop();
     }

@@ -6,6 +6,7 @@ use muster_messages::{Liveness, Role};
 use serde_json::Value;
 
 use crate::api::http;
+use crate::autolock::{file, key_of, restarted_locked, switched_on};
 use crate::harness::{EndedMuster, World, eventually, eventually_so};
 
 /// Managers 1 to 3 and two workers, declared to be three.
@@ -149,6 +150,37 @@ fn rolling_restart_with_drains_replaces_nothing() {
     world.node("n3").kill();
     eventually_so("without a drain it is replaced", || {
         changes(&state(&world, "n1")).first() == Some(&("demote", "settled"))
+    });
+}
+
+/// Case 34: a manager under autolock is restarted while it is drained, and waits for its key. For the others it is down: it is awaited
+/// for as long as it is drained, then replaced, and once it is unlocked it is a worker.
+#[test]
+#[ignore = "full tier"]
+fn drained_manager_that_stays_locked_is_replaced() {
+    const LOCKED: Duration = Duration::from_secs(12);
+    let mut world = declared(&["replace-after=2s"]);
+    let on = switched_on(&world);
+    world.muster_at("n1", &["node", "drain", "n3", "--for", "1h"]).ended(0);
+    eventually_so("another manager leads", || world.leader_seen_by("n1") != "n3");
+    restarted_locked(&mut world, "n3", &[]);
+    let down = || Some(state(&world, "n1")).filter(|state| !manager(state, "n3")["down_since"].is_null());
+    eventually("the leader sees that it is down", down);
+    let since = Instant::now();
+    eventually_so("it is locked for long enough", || {
+        let seen = state(&world, "n1");
+        assert!(changes(&seen).is_empty(), "{seen}");
+        since.elapsed() > LOCKED && reason(&seen) == "not_dead_yet"
+    });
+    world.muster_at("n1", &["node", "undrain", "n3"]).ended(0);
+    let replaced = eventually("three managers answer", || {
+        Some(state(&world, "n1")).filter(|state| state["answering"] == 3 && reason(state) == "content")
+    });
+    assert_eq!(changes(&replaced), [("demote", "settled"), ("promote", "settled")], "{replaced}");
+    let key = file(&world, "key", key_of(&on));
+    world.muster_at("n3", &["unlock", "--key-file", &key]).ended(0);
+    eventually_so("it returns as a worker", || {
+        world.seen("n1", "n3").is_some_and(|node| node.role == Role::Worker && node.state == Liveness::Ready)
     });
 }
 

@@ -7,13 +7,16 @@
 //!             offers of leadership.
 //! Invariants  AUTO-1  without a policy, and while it is paused, it begins no change of roles.
 //!             AUTO-2  it changes nothing but roles, through the role manager, and its own records. It never removes or blocks a node.
-//!             AUTO-3  no step of its own lowers the number of managers that may fail, unless an operator asked for fewer managers or for
+//!             AUTO-3  each step of its own leaves a majority of the managers that answer now; a new one counts once it answers, except the
+//!                     second manager. No demotion lowers the number that may fail, unless a person asked for fewer managers or for
 //!                     maintenance.
 //!             AUTO-5  it demotes a manager only if that is dead, if it is drained to be replaced, if it is surplus and the policy shrinks,
 //!                     or to take its own promotion back; and only if that is still so when it requests it.
 //!             AUTO-7  the same facts give the same decision, and each decision to wait has a reason.
 //!             AUTO-8  no leader decides by a liveness that it has not observed itself.
-//!             AUTO-9  with enough candidates, a quorum and no further faults, as many managers answer as declared.
+//!             AUTO-9  with enough candidates, a quorum and quiet, without a pause and without drains, at least as many managers answer as
+//!                     declared, and no further change begins. Surplus ones stay only if the policy does not shrink, or persons have
+//!                     promoted them.
 //!             The store keeps AUTO-4 and AUTO-6.
 
 pub mod bugs;

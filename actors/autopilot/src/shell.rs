@@ -6,15 +6,15 @@ use std::time::Duration;
 use muster_kernel::{Alarm, Clock, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{AutopilotMsg, Named, RaftMemberMsg, RoleManagerMsg};
 use muster_messages::{
-    AutopilotStep, Change, Command, ErrorBody, Guard, NodeDoubts, NodeId, Principal, Replica, RequestId, Role, Tables,
-    Term, WallTime, millis,
+    AutopilotStep, Change, Command, ErrorBody, Guard, NodeDoubts, NodeId, Principal, Replica, RequestId, Role, Term,
+    WallTime, millis,
 };
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tracing::info;
 
 use crate::Config;
-use crate::core::{Core, Effect, Input, Now, is_same};
+use crate::core::{Core, Effect, Input, Now};
 use crate::view::view;
 
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
@@ -68,8 +68,6 @@ pub struct AutopilotShell {
     ports: Ports,
     term: Term,
     alarm: Alarm,
-    /// The tables that the core was shown last.
-    shown: Option<Tables>,
     observed: Arc<Notify>,
     doubted: Arc<Notify>,
 }
@@ -79,7 +77,7 @@ impl AutopilotShell {
     pub fn new(config: Config, term: Term, leads_since: Now, ports: Ports) -> Self {
         let core = Core::new(config, leads_since);
         let (observed, doubted) = (Arc::default(), Arc::default());
-        Self { core, ports, term, alarm: Alarm::default(), shown: None, observed, doubted }
+        Self { core, ports, term, alarm: Alarm::default(), observed, doubted }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
@@ -94,14 +92,7 @@ impl AutopilotShell {
     fn refresh(&mut self, cx: &Cx<Msg>) {
         let replica = Arc::clone(&self.ports.replica.borrow_and_update());
         let doubts = Arc::clone(&self.ports.doubts.borrow_and_update());
-        self.shown = Some(replica.tables.clone());
         self.step(cx, Input::State { replica, doubts });
-    }
-
-    /// Whether the newest state differs in what a decision depends on from the one that was shown.
-    fn is_news(&self) -> bool {
-        let replica = self.replica();
-        self.shown.as_ref().is_none_or(|shown| !is_same(shown, &replica.tables))
     }
 
     /// Cloned, because the Raft member cannot publish the next one while this one is borrowed.
@@ -180,7 +171,8 @@ impl Shell for AutopilotShell {
             }
             Msg::ReplicaChanged => {
                 self.observed.notify_one();
-                if self.is_news() {
+                let replica = self.replica();
+                if self.core.observe(cx.now(), &replica) {
                     self.refresh(cx);
                 }
             }
@@ -197,7 +189,10 @@ impl Shell for AutopilotShell {
                 self.refresh(cx);
                 self.step(cx, Input::Requested(answer));
             }
-            Msg::NotHandedOver => self.step(cx, Input::NotHandedOver),
+            Msg::NotHandedOver => {
+                self.refresh(cx);
+                self.step(cx, Input::NotHandedOver);
+            }
             Msg::Wake => {
                 self.alarm.fired();
                 self.refresh(cx);

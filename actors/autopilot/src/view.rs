@@ -1,5 +1,6 @@
 //! What people see of the autopilot.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::{
@@ -7,7 +8,7 @@ use muster_messages::{
     AutopilotPolicyView, AutopilotView, Moment, Name, NodeId, Tables, WallTime,
 };
 
-use crate::core::{Decision, Facts, Plan, Seen};
+use crate::core::{Decision, Facts, Plan, Seen, Worker};
 
 pub(crate) fn view(tables: &Tables, policy: Option<&AutopilotPolicy>, facts: &Facts, plan: &Plan) -> AutopilotView {
     let (voters, answering) = (facts.voters.len(), facts.answering());
@@ -25,10 +26,11 @@ pub(crate) fn view(tables: &Tables, policy: Option<&AutopilotPolicy>, facts: &Fa
         },
         drain: tables.autopilot.drains.get(&voter.node).map(|drain| drain.as_ref().into()),
     });
+    let workers: BTreeMap<NodeId, &Worker> = facts.workers.iter().map(|worker| (worker.node, worker)).collect();
     let candidates = plan.candidates.iter().map(|candidate| AutopilotCandidateView {
         node: candidate.node,
         name: name(candidate.node),
-        zone: facts.workers.iter().find(|worker| worker.node == candidate.node).and_then(|worker| worker.zone.clone()),
+        zone: workers.get(&candidate.node).and_then(|worker| worker.zone.clone()),
         preference: tables.autopilot.preference(candidate.node),
         rank: candidate.standing.as_ref().ok().copied(),
         excluded: candidate.standing.as_ref().err().map(|exclusion| (*exclusion).into()),

@@ -8,7 +8,7 @@ use crate::model::{AutopilotPolicy, Generation, ManagerPreference};
 
 use super::NodeRef;
 
-/// A request about the autopilot. Needs feature level 5, except `State`.
+/// A request about the autopilot. Needs feature level 5.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AutopilotRequest {
     /// What is declared, what the leader sees, and what it does next. Read: repeat freely.

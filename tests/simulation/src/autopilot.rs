@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_autopilot::core::{self as autopilot, Core, Effect, Input, Now, is_same};
+use muster_autopilot::core::{self as autopilot, Core, Effect, Input, Now};
 use muster_messages::{AutopilotAction, AutopilotStep, Change, Command, ErrorBody, Guard, NodeId, Principal, Role};
 use muster_raft_member::core::Input as MemberInput;
 use muster_role_manager::core::{self as roles, RequestedChange, RoleRequest};
@@ -31,7 +31,7 @@ impl Autopilot {
         let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
         let Some(leader) = h.leader.as_mut().filter(|l| l.autopilot.is_none()) else { return };
         let core = Core::new(config, leader.since);
-        leader.autopilot = Some(Autopilot { incarnation, core, doomed: false, shown: None, wakes: None });
+        leader.autopilot = Some(Autopilot { incarnation, core, doomed: false, wakes: None });
         Self::observe(world, idx);
     }
 
@@ -58,20 +58,15 @@ impl Autopilot {
 
     /// As the shell: it is passed a replica that has changed in what it decides by, and the newest one with every other message.
     pub(crate) fn observe(world: &mut World, idx: MachineIdx) {
-        let Some(leader) = world.machines[idx].runtime.as_mut().and_then(|h| {
-            let tables = h.core.replica().tables.clone();
-            h.leader.as_mut().map(|leader| (leader, tables))
-        }) else {
-            return;
-        };
-        let (leader, tables) = leader;
+        let now = world.clock(idx);
+        let Some(runtime) = world.machines[idx].runtime.as_mut() else { return };
+        let replica = Arc::clone(runtime.core.replica());
+        let Some(leader) = runtime.leader.as_mut() else { return };
         let doubts = leader.dispatch.as_ref().map(|dispatch| dispatch.core.doubts());
         let doubtful = doubts.as_ref().is_some_and(|doubts| *doubts != *leader.doubts);
         leader.doubts = doubts.map_or_else(|| Arc::clone(&leader.doubts), Arc::new);
         let Some(autopilot) = leader.autopilot.as_mut() else { return };
-        let same = autopilot.shown.as_ref().is_some_and(|shown| is_same(shown, &tables));
-        autopilot.shown = Some(tables);
-        if !same || doubtful {
+        if autopilot.core.observe(now, &replica) || doubtful {
             Self::refresh(world, idx);
         }
     }

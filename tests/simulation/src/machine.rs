@@ -154,8 +154,6 @@ pub struct Autopilot {
     pub core: muster_autopilot::core::Core,
     /// It crashes during its next step that asks something.
     pub doomed: bool,
-    /// The replica that was compared last.
-    pub shown: Option<Tables>,
     pub wakes: Option<Moment>,
 }
 

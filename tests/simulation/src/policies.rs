@@ -2,8 +2,8 @@
 //! them, with its checks.
 //!
 //! Checked whenever the autopilot begins or requests something: AUTO-1, AUTO-2, AUTO-3, AUTO-5, AUTO-6, AUTO-7, AUTO-8. AUTO-4 is an
-//! invariant of the state. In the end as many managers answer as declared, and no role changes any more (AUTO-9). In some runs nothing is
-//! declared: then the autopilot changes no role.
+//! invariant of the state. In the end at least as many managers answer as declared, surplus ones only where they may stay, and no role
+//! changes any more (AUTO-9). In some runs nothing is declared: then the autopilot changes no role.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -378,6 +378,8 @@ impl Policies {
                     fails(AUTO_8, format!("this leader has led for {led:?} only"))
                 } else if left < majority(voters - 1) {
                     fails(AUTO_3, format!("{answering} of {voters} answer"))
+                } else if !asked && left - majority(voters - 1) < answering.saturating_sub(majority(voters)) {
+                    fails(AUTO_3, format!("{answering} of {voters} answer, and fewer may fail without it"))
                 } else {
                     Ok(())
                 }

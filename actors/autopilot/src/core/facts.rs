@@ -2,16 +2,17 @@
 //! down. Nothing that another leader observed counts (AUTO-8): clocks differ, and a leader that has just begun knows little.
 //!
 //! A voter's session may be down while the voter follows in Raft: that voter is not dead. The time for which a node counts as down
-//! therefore begins anew with each acknowledgement, and does not begin before the end of its maintenance.
+//! therefore begins anew with each acknowledgement. After its maintenance the time until it is replaced begins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_messages::{
-    Autopilot, AutopilotAction, AutopilotOutcome, Drain, Liveness, Moment, NodeDoubts, NodeId, NodeRecord, RaftId,
-    Release, Replica, Role, Tables, Triple, WallTime,
+    Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, Drain, Liveness, Moment, NodeDoubts, NodeId,
+    NodeRecord, RaftId, Release, Replica, Role, Tables, Triple, WallTime,
 };
 
+use super::promotions::Promotions;
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected};
 
@@ -24,70 +25,101 @@ pub enum Seen {
 
 /// What this leader has observed itself. A crash or another leader begins anew, which delays a decision and never hastens one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sightings(BTreeMap<NodeId, Seen>);
+pub struct Sightings {
+    seen: BTreeMap<NodeId, Seen>,
+    /// When the maintenance of a node ends: of nodes that are in maintenance, and of those that have been down since.
+    awaited: BTreeMap<NodeId, Moment>,
+}
 
 impl Sightings {
-    /// Follows the newest state. A node whose recorded liveness this leader has not confirmed is neither ready nor down. `excused`: of
-    /// [`excused`].
-    pub fn follow(&mut self, replica: &Replica, doubts: &NodeDoubts, excused: &BTreeMap<NodeId, Moment>, now: Moment) {
+    /// Follows the newest state. A node whose recorded liveness this leader has not confirmed is neither ready nor down. `answered`: of
+    /// [`last_answers`]. `from`: since when a state that is new counts.
+    pub fn follow(
+        &mut self,
+        replica: &Replica,
+        doubts: &NodeDoubts,
+        answered: &BTreeMap<NodeId, Moment>,
+        from: Moment,
+        now: Now,
+    ) {
         let nodes = &replica.tables.nodes;
-        self.0.retain(|id, _| nodes.contains_key(id));
+        self.seen.retain(|id, _| nodes.contains_key(id));
         for (id, record) in nodes {
             let confirmed = !doubts.unconfirmed.contains(id);
             let is = match record.liveness {
-                Liveness::Ready if confirmed && !doubts.no_contact.contains_key(id) => Some(Seen::Ready(now)),
-                Liveness::Down if confirmed => Some(Seen::Down(now)),
+                Liveness::Ready if confirmed && !doubts.no_contact.contains_key(id) => Some(Seen::Ready(from)),
+                Liveness::Down if confirmed => Some(Seen::Down(from)),
                 _ => None,
             };
-            let excused = excused.get(id).copied().unwrap_or_default();
+            let answered = answered.get(id).copied().unwrap_or_default();
             if is_injected(BugInjection::TrustTheRecord) && record.liveness == Liveness::Down {
-                self.0.insert(*id, Seen::Down(Moment(0)));
+                self.seen.insert(*id, Seen::Down(Moment(0)));
                 continue;
             }
-            match (self.0.get(id), is) {
+            match (self.seen.get(id), is) {
                 (Some(Seen::Ready(_)), Some(Seen::Ready(_))) => {}
                 (Some(Seen::Down(since)), Some(Seen::Down(_))) => {
-                    let since = (*since).max(excused);
-                    self.0.insert(*id, Seen::Down(since));
+                    let since = (*since).max(answered);
+                    self.seen.insert(*id, Seen::Down(since));
                 }
-                (_, Some(Seen::Down(now))) => drop(self.0.insert(*id, Seen::Down(now.max(excused)))),
-                (_, Some(seen)) => drop(self.0.insert(*id, seen)),
-                (_, None) => drop(self.0.remove(id)),
+                (_, Some(Seen::Down(from))) => drop(self.seen.insert(*id, Seen::Down(from.max(answered)))),
+                (_, Some(seen)) => drop(self.seen.insert(*id, seen)),
+                (_, None) => drop(self.seen.remove(id)),
             }
+        }
+        self.follow_drains(replica, now);
+    }
+
+    /// Maintenance that an operator ends early has ended now.
+    fn follow_drains(&mut self, replica: &Replica, now: Now) {
+        let ends = |node: &NodeId| {
+            // One that is to be replaced is not awaited: only its own silence counts.
+            let drain = replica.tables.autopilot.drains.get(node).filter(|drain| !drain.replace)?;
+            drain.until.map(|end| now.moment_of(end))
+        };
+        self.awaited.extend(replica.tables.autopilot.drains.keys().filter_map(|node| Some((*node, ends(node)?))));
+        let seen = &self.seen;
+        self.awaited.retain(|node, end| {
+            let lasts = ends(node).is_some();
+            *end = if lasts { *end } else { (*end).min(now.at) };
+            lasts || matches!(seen.get(node), Some(Seen::Down(_)))
+        });
+    }
+
+    /// This node may have answered until then, although the replica does not show it.
+    pub fn answered(&mut self, node: NodeId, at: Moment) {
+        if let Some(Seen::Down(since)) = self.seen.get_mut(&node) {
+            *since = at.max(*since);
         }
     }
     pub fn of(&self, node: NodeId) -> Option<Seen> {
-        self.0.get(&node).copied()
+        self.seen.get(&node).copied()
     }
     /// Nodes that are down, as this leader has seen.
     pub fn down(&self) -> usize {
-        self.0.values().filter(|seen| matches!(seen, Seen::Down(_))).count()
+        self.seen.values().filter(|seen| matches!(seen, Seen::Down(_))).count()
     }
 }
 
-/// Until when a node does not count as down: the last acknowledgement of a voter that can follow, and the end of maintenance that has one.
-/// Never later than now. `seen_at`: when this replica was first seen.
-pub fn excused(replica: &Replica, seen_at: Moment, now: Now) -> BTreeMap<NodeId, Moment> {
-    let mut excused = BTreeMap::new();
-    let mut until = |node: NodeId, at: Moment| {
-        let latest = excused.entry(node).or_insert(at);
-        *latest = at.max(*latest);
+/// When each voter that can follow last acknowledged something. `seen_at`: when this replica was first seen.
+pub fn last_answers(replica: &Replica, seen_at: Moment, now: Moment) -> BTreeMap<NodeId, Moment> {
+    let voters = replica.tables.members.iter().filter(|(_, member)| member.voter);
+    let answered = voters.filter_map(|(raft_id, member)| {
+        let is_own = replica.raft.raft_id == Some(*raft_id);
+        let at = if is_own { now } else { seen_at - answered_ago(replica, *raft_id)? };
+        Some((member.node, at))
+    });
+    answered.collect()
+}
+
+/// The voters that answer, by a replica that was first seen so long ago.
+pub fn answering(replica: &Replica, age: Duration, config: &Config) -> BTreeSet<RaftId> {
+    let answers = |id: &RaftId| {
+        let answered = answered_ago(replica, *id);
+        replica.raft.raft_id == Some(*id) || answered.is_some_and(|ago| ago + age <= config.election_timeout)
     };
-    for (raft_id, member) in replica.tables.members.iter().filter(|(_, member)| member.voter) {
-        if replica.raft.raft_id == Some(*raft_id) {
-            until(member.node, now.at);
-        }
-        if let Some(ago) = answered_ago(replica, *raft_id) {
-            until(member.node, seen_at - ago);
-        }
-    }
-    for (node, drain) in &replica.tables.autopilot.drains {
-        if let Some(end) = drain.until {
-            let over = u64::try_from(now.wall.0.saturating_sub(end.0)).unwrap_or(0);
-            until(*node, now.at - Duration::from_millis(over));
-        }
-    }
-    excused
+    let voters = replica.tables.members.iter().filter(|(_, member)| member.voter);
+    voters.map(|(raft_id, _)| *raft_id).filter(answers).collect()
 }
 
 /// How long before the replica was published a member last answered. `None`: never in this term, or it cannot follow.
@@ -112,6 +144,8 @@ pub struct Voter {
     pub never: bool,
     /// It is in maintenance.
     pub drain: Option<Maintenance>,
+    /// The end of its present or last maintenance: its time as a node that is down begins then.
+    pub awaited_until: Option<Moment>,
     /// The role manager is demoting or removing it.
     pub leaves: bool,
 }
@@ -119,8 +153,6 @@ pub struct Voter {
 /// What a drain means for a manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maintenance {
-    /// It does not count as dead before.
-    pub until: Option<WallTime>,
     /// Another node takes its place first.
     pub replace: bool,
 }
@@ -176,8 +208,21 @@ pub struct Facts {
     /// This leader has led long enough for acknowledgements from every voter that answers.
     pub known: bool,
     pub leads_since: Moment,
+    /// When the node of the promotion that is under way last made progress, as this leader has seen.
+    pub progressed_at: Option<Moment>,
     pub now: Moment,
     pub wall: WallTime,
+}
+
+/// What a leader has observed beside the newest replica.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// When the replica was first seen.
+    pub seen_at: Moment,
+    pub doubts: &'a NodeDoubts,
+    pub sightings: &'a Sightings,
+    pub promotions: &'a Promotions,
+    pub leads_since: Moment,
 }
 
 /// The time of one decision.
@@ -190,31 +235,24 @@ pub struct Now {
 impl Now {
     /// A wall time on the monotonic clock; now, if it has passed.
     pub(super) fn moment(self, at: WallTime) -> Moment {
-        let left = u64::try_from(at.0.saturating_sub(self.wall.0)).unwrap_or(0);
-        self.at + Duration::from_millis(left)
+        self.moment_of(at).max(self.at)
+    }
+    /// A wall time on the monotonic clock, also one that has passed.
+    pub(super) fn moment_of(self, at: WallTime) -> Moment {
+        let distance = Duration::from_millis(at.0.abs_diff(self.wall.0));
+        if at < self.wall { self.at - distance } else { self.at + distance }
     }
 }
 
 impl Facts {
-    pub fn of(
-        replica: &Replica,
-        seen_at: Moment,
-        doubts: &NodeDoubts,
-        sightings: &Sightings,
-        leads_since: Moment,
-        config: &Config,
-        now: Now,
-    ) -> Self {
+    pub fn of(replica: &Replica, observed: Observed<'_>, config: &Config, now: Now) -> Self {
+        let Observed { seen_at, doubts, sightings, promotions, leads_since } = observed;
         let tables = &replica.tables;
         let autopilot = &tables.autopilot;
         let zone_label = autopilot.policy.as_ref().and_then(|policy| policy.zone_label.as_deref());
-        let age = now.at.since(seen_at);
+        let answering = answering(replica, now.at.since(seen_at), config);
         let members: BTreeMap<NodeId, (RaftId, bool)> =
             tables.members.values().map(|member| (member.node, (member.raft_id, member.voter))).collect();
-        let answers = |id: RaftId| {
-            let answered = answered_ago(replica, id);
-            replica.raft.raft_id == Some(id) || answered.is_some_and(|ago| ago + age <= config.election_timeout)
-        };
         let (mut voters, mut workers, mut unsettled) = (Vec::new(), Vec::new(), Vec::new());
         for (id, record) in &tables.nodes {
             let seen = sightings.of(*id);
@@ -239,14 +277,15 @@ impl Facts {
                 voters.push(Voter {
                     node: *id,
                     name: name(),
-                    answers: answers(*raft_id),
+                    answers: answering.contains(raft_id),
                     seen,
                     zone,
                     release: release_of(record),
                     leads: replica.raft.raft_id == Some(*raft_id),
                     wanted_by_person: requested == Some(Role::Manager),
                     never: preference == muster_messages::ManagerPreference::Never,
-                    drain: drain.map(|drain| Maintenance { until: drain.until, replace: drain.replace }),
+                    drain: drain.map(|drain| Maintenance { replace: drain.replace }),
+                    awaited_until: sightings.awaited.get(id).copied(),
                     leaves: record.desired_role == Role::Worker || record.removing.is_some(),
                 });
             } else if record.desired_role == Role::Worker && record.removing.is_none() && member.is_none() {
@@ -259,7 +298,7 @@ impl Facts {
                     eligible: is_eligible(replica, record),
                     preference,
                     demoted_by_person: requested == Some(Role::Worker),
-                    backoff_until: backoff_until(autopilot, *id, config),
+                    backoff_until: backoff_until(autopilot, promotions, *id, config),
                     doubt: doubt(tables, record, doubts),
                     drained: drain.is_some(),
                 });
@@ -271,8 +310,9 @@ impl Facts {
             unsettled,
             nodes: tables.nodes.len(),
             down: sightings.down(),
-            known: now.at.since(leads_since) >= 2 * config.election_timeout,
+            known: now.at >= known_at(leads_since, config),
             leads_since,
+            progressed_at: promotions.progressed_at(),
             now: now.at,
             wall: now.wall,
         }
@@ -280,6 +320,13 @@ impl Facts {
 
     pub(super) fn clocks(&self) -> Now {
         Now { at: self.now, wall: self.wall }
+    }
+    /// When a change that has not settled is overdue: after its time by the wall clock, and not before this leader has waited for as long
+    /// itself, since its term began and since the last progress that it saw.
+    pub(super) fn due_at(&self, change: &AutopilotChange, config: &Config) -> Moment {
+        let left = config.settle_within.saturating_sub(age(change.at, self.clocks(), self.leads_since));
+        let waits_since = self.progressed_at.map_or(self.leads_since, |at| at.max(self.leads_since));
+        (self.now + left).max(waits_since + config.settle_within)
     }
     /// Voters that answer.
     pub fn answering(&self) -> usize {
@@ -305,6 +352,11 @@ pub(super) fn age(at: WallTime, now: Now, leads_since: Moment) -> Duration {
         Ok(millis) => Duration::from_millis(millis),
         Err(_) => now.at.since(leads_since),
     }
+}
+
+/// When a leader knows which voters answer.
+pub(super) fn known_at(leads_since: Moment, config: &Config) -> Moment {
+    leads_since + 2 * config.election_timeout
 }
 
 pub fn majority(voters: usize) -> usize {
@@ -340,7 +392,7 @@ fn doubt(tables: &Tables, record: &NodeRecord, doubts: &NodeDoubts) -> Option<Do
 }
 
 /// One minute after the first promotion that was taken back or refused, then twice as long each time, up to an hour.
-fn backoff_until(autopilot: &Autopilot, node: NodeId, config: &Config) -> Option<WallTime> {
+fn backoff_until(autopilot: &Autopilot, promotions: &Promotions, node: NodeId, config: &Config) -> Option<WallTime> {
     let of_node = autopilot.changes.iter().rev().filter(|change| change.node == node);
     let since_settled = of_node.take_while(|change| change.outcome != AutopilotOutcome::Settled);
     let failed: Vec<_> = since_settled
@@ -352,7 +404,9 @@ fn backoff_until(autopilot: &Autopilot, node: NodeId, config: &Config) -> Option
     let (first, longest) = config.backoff;
     let pause: Duration = first.saturating_mul(2u32.saturating_pow(doublings)).min(longest);
     let took = if last.outcome == AutopilotOutcome::TakenBack { config.settle_within } else { Duration::ZERO };
-    Some(last.at.plus(took).plus(pause))
+    // When it ended is not recorded. A promotion that made progress took longer, and the leader of that time knows.
+    let ended_at = last.at.plus(took);
+    Some(promotions.ended_at(last.number).map_or(ended_at, |at| at.max(ended_at)).plus(pause))
 }
 
 /// A release that cannot be read is older than every other one.

@@ -1,8 +1,10 @@
 //! The autopilot's decisions over time: one change after the other, each recorded before it is requested and again once it has ended.
 //!
-//! Owns        how long this leader has seen each node ready or down, and which request of its own has been accepted.
+//! Owns        how long this leader has seen each node ready or down, the progress of a promotion, and which request of its own has been
+//!             accepted.
 //! Inputs      the newest state and doubts, results of its proposals, requests and offers, the clock.
 //! Outputs     proposals of its own records, requests to the role manager, offers of leadership.
+//! It looks when something that it decides by has changed, and at the next time at which its decision may: never periodically.
 //! A crash costs time only: the change that has begun is in the state, and its request may be repeated.
 //! The wall clock is read once for each term, when its leadership begins; from then on only the monotonic clock counts. All incarnations
 //! of a term agree on the time, and a clock that is set meanwhile changes no decision.
@@ -10,18 +12,22 @@
 mod candidates;
 mod facts;
 mod plan;
+mod promotions;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_messages::{
     AUTOPILOT_LEVEL, AutopilotAction, AutopilotActorView, AutopilotChange, AutopilotOutcome, AutopilotPolicy,
-    AutopilotStep, ErrorBody, Membership, Moment, NodeDoubts, NodeId, Replica, Revision, Role, Tables, WallTime,
+    AutopilotStep, ErrorBody, Membership, Moment, NodeDoubts, NodeId, RaftId, Replica, Revision, Role, Tables,
+    WallTime,
 };
 
 pub use self::candidates::Candidate;
-pub use self::facts::{Doubt, Facts, Now, Seen, Sightings, Unsettled, Voter, Worker, excused, majority};
+pub use self::facts::{Doubt, Facts, Now, Observed, Seen, Sightings, Unsettled, Voter, Worker, majority};
 pub use self::plan::{Act, Decision, Plan, Wait, plan};
+pub use self::promotions::Promotions;
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected};
 
@@ -84,7 +90,7 @@ enum Cause {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Core {
     config: Config,
     leads_since: Now,
@@ -93,6 +99,9 @@ pub struct Core {
     /// When this replica was first seen: its acknowledgements are older than now by what has passed since.
     seen_at: Moment,
     sightings: Sightings,
+    promotions: Promotions,
+    /// The voters that answered when it last looked.
+    answering: BTreeSet<RaftId>,
     in_flight: Option<InFlight>,
     /// The change whose request was accepted.
     accepted: Option<u64>,
@@ -119,6 +128,8 @@ impl Core {
             doubts: Arc::default(),
             seen_at: leads_since.at,
             sightings: Sightings::default(),
+            promotions: Promotions::default(),
+            answering: BTreeSet::new(),
             in_flight: None,
             accepted: None,
             retry_at: None,
@@ -133,6 +144,17 @@ impl Core {
     /// Both clocks, by the monotonic one.
     fn now(&self, at: Moment) -> Now {
         Now { at, wall: self.leads_since.wall.plus(at.since(self.leads_since.at)) }
+    }
+
+    /// Notes what a replica shows of the promotion that is under way. `true`: it differs in what a decision depends on, so it is to be
+    /// handled as an input.
+    pub fn observe(&mut self, at: Moment, replica: &Replica) -> bool {
+        self.promotions.follow(replica, self.config.election_timeout, at);
+        // Without a declaration only a drained leader depends on who answers.
+        let autopilot = &replica.tables.autopilot;
+        let watched = autopilot.policy.is_some() || !autopilot.drains.is_empty();
+        let answering = || facts::answering(replica, Duration::ZERO, &self.config);
+        !is_same(&self.replica.tables, &replica.tables) || (watched && answering() != self.answering)
     }
 
     /// Handles an input, and takes the next step if there is one.
@@ -163,14 +185,26 @@ impl Core {
         if Arc::ptr_eq(&self.replica, &replica) {
             return; // its acknowledgements grow older
         }
+        self.promotions.follow(&replica, self.config.election_timeout, at);
+        for progress in replica.raft.progress.iter().filter(|progress| progress.problem.is_some()) {
+            // One that cannot follow does not answer. Until it had this problem it may have, since the last look.
+            let before = self.replica.raft.progress.iter().find(|before| before.raft_id == progress.raft_id);
+            let is_new = before.is_none_or(|before| before.problem.is_none());
+            if let Some(node) = progress.node.filter(|_| is_new) {
+                self.sightings.answered(node, at);
+            }
+        }
         (self.replica, self.seen_at) = (replica, at);
+        let wall = self.now(at).wall;
         let autopilot = &self.replica.tables.autopilot;
         let ended = autopilot.changes.iter().filter(|change| change.outcome != AutopilotOutcome::Begun);
         let newest = ended.clone().map(|change| change.number).max().unwrap_or(0);
         let counted = *self.counted.get_or_insert(newest);
         for change in ended.filter(|change| change.number > counted) {
             *self.ended.entry((change.action, change.outcome)).or_default() += 1;
+            self.promotions.ended(change.number, wall);
         }
+        self.promotions.forget_before(autopilot.changes.front().map_or(0, |change| change.number));
         self.counted = Some(newest.max(counted));
     }
 
@@ -183,7 +217,11 @@ impl Core {
         self.facts_of(&self.replica, &self.sightings, self.now(at))
     }
     fn facts_of(&self, replica: &Replica, sightings: &Sightings, now: Now) -> Facts {
-        Facts::of(replica, self.seen_at, &self.doubts, sightings, self.leads_since.at, &self.config, now)
+        Facts::of(replica, Observed { sightings, ..self.observed() }, &self.config, now)
+    }
+    fn observed(&self) -> Observed<'_> {
+        let Self { seen_at, doubts, sightings, promotions, leads_since, .. } = self;
+        Observed { seen_at: *seen_at, doubts, sightings, promotions, leads_since: leads_since.at }
     }
     /// The plan of this moment, as it would be under this policy. `None`: the one in force.
     pub fn plan(&self, at: Moment, policy: Option<AutopilotPolicy>) -> (Facts, Plan) {
@@ -196,8 +234,8 @@ impl Core {
         replica.tables.autopilot.policy = Some(Arc::new(policy));
         let mut sightings = self.sightings.clone();
         // Without a declaration the nodes' states were not followed: the plan assumes that they have not changed in this term.
-        let excused = excused(&replica, self.seen_at, self.now(at));
-        sightings.follow(&replica, &self.doubts, &excused, self.leads_since.at);
+        let answered = facts::last_answers(&replica, self.seen_at, at);
+        sightings.follow(&replica, &self.doubts, &answered, self.leads_since.at, self.now(at));
         let facts = self.facts_of(&replica, &sightings, self.now(at));
         let plan = plan(&replica.tables.autopilot, &facts, &self.config);
         (facts, plan)
@@ -205,10 +243,9 @@ impl Core {
 
     /// For metrics and `muster actors inspect`. `replica`: the newest one, which a core that has nothing to do was not shown.
     pub fn view(&self, at: Moment, replica: &Replica) -> AutopilotActorView {
-        let Self { doubts, sightings, config, .. } = self;
-        let facts = Facts::of(replica, at, doubts, sightings, self.leads_since.at, config, self.now(at));
+        let facts = Facts::of(replica, Observed { seen_at: at, ..self.observed() }, &self.config, self.now(at));
         let autopilot = &replica.tables.autopilot;
-        let plan = plan(autopilot, &facts, config);
+        let plan = plan(autopilot, &facts, &self.config);
         let policy = autopilot.policy.as_deref();
         let paused = policy.and_then(|policy| policy.paused.as_ref());
         AutopilotActorView {
@@ -234,9 +271,10 @@ impl Core {
         // A build that knows the autopilot may run in a cluster that does not yet.
         let allowed = self.replica.tables.feature_level() >= AUTOPILOT_LEVEL;
         let is_declared = allowed && self.autopilot().policy.is_some();
+        self.answering = facts::answering(&self.replica, now.at.since(self.seen_at), &self.config);
         if is_declared {
-            let excused = excused(&self.replica, self.seen_at, now);
-            self.sightings.follow(&self.replica, &self.doubts, &excused, now.at);
+            let answered = facts::last_answers(&self.replica, self.seen_at, now.at);
+            self.sightings.follow(&self.replica, &self.doubts, &answered, now.at, now);
         } else {
             // AUTO-1. What was seen is forgotten: a new declaration begins with what is seen from then on.
             (self.sightings, self.accepted, self.decided) = (Sightings::default(), None, None);
@@ -250,7 +288,7 @@ impl Core {
             out.push(Effect::WakeAt(maintained_at.into_iter().chain(self.retry_at).min()));
             return;
         }
-        let (_, plan) = self.plan(now.at, None);
+        let (facts, plan) = self.plan(now.at, None);
         if self.decided.as_ref() != Some(&plan.decision) {
             if self.decided.as_ref().map(reason) != Some(reason(&plan.decision)) {
                 out.push(Effect::Decided(text(&plan.decision).to_owned()));
@@ -263,7 +301,7 @@ impl Core {
         }
         let begun = self.autopilot().outstanding().filter(|_| !is_injected(BugInjection::ForgetBegun));
         if let Some(change) = begun.cloned() {
-            return self.pursue(now, &change, out);
+            return self.pursue(&facts, &change, out);
         }
         match plan.decision {
             Decision::Act(Act { action, node, replaces, why }) => {
@@ -297,7 +335,7 @@ impl Core {
         let facts = self.facts(now.at);
         let leads_drained = facts.voters.iter().any(|voter| voter.leads && voter.drain.is_some());
         if !leads_drained || !facts.known {
-            let known_at = leads_drained.then(|| self.leads_since.at + 2 * self.config.election_timeout);
+            let known_at = leads_drained.then(|| facts::known_at(self.leads_since.at, &self.config));
             return ends.into_iter().chain(known_at).min();
         }
         self.hand_over_at = self.hand_over_at.filter(|at| now.at < *at);
@@ -311,7 +349,8 @@ impl Core {
                 out.push(Effect::HandOver { to });
                 ends
             }
-            (later, _) => ends.into_iter().chain(later.or(Some(now.at + self.config.retry))).min(),
+            // Without another manager that may lead, one that answers is news.
+            (later, _) => ends.into_iter().chain(later).min(),
         }
     }
 
@@ -325,8 +364,9 @@ impl Core {
     }
 
     /// The change that has begun: requests it, and records its end.
-    fn pursue(&mut self, now: Now, change: &AutopilotChange, out: &mut Vec<Effect>) {
+    fn pursue(&mut self, facts: &Facts, change: &AutopilotChange, out: &mut Vec<Effect>) {
         let AutopilotChange { number, node, action, .. } = *change;
+        let now = facts.clocks();
         let tables = &self.replica.tables;
         let Some(record) = tables.nodes.get(&node) else {
             return self.end(now, number, AutopilotOutcome::Dropped, "the node was removed", out);
@@ -344,7 +384,7 @@ impl Core {
         if desired == action.role() && is_there {
             return self.end(now, number, AutopilotOutcome::Settled, "", out);
         }
-        let overdue = self.is_overdue(now, change);
+        let overdue = now.at >= facts.due_at(change, &self.config);
         if desired == action.role() {
             if overdue && action == AutopilotAction::Promote {
                 self.in_flight = Some(InFlight::TakingBack(number));
@@ -359,8 +399,8 @@ impl Core {
         } else if overdue {
             self.end(now, number, AutopilotOutcome::Dropped, "not requested in time", out);
         } else {
-            match self.cause_of(now, change) {
-                // The plan looks again when it will know, and what changes is shown.
+            match self.cause_of(facts, change) {
+                // It looks again when it will know, and what changes is shown.
                 Cause::Unknown => {}
                 Cause::Gone(why) => self.end(now, number, AutopilotOutcome::Dropped, why, out),
                 Cause::Holds => {
@@ -371,18 +411,11 @@ impl Core {
         }
     }
 
-    /// Clocks of leaders differ: this one has waited for as long itself.
-    fn is_overdue(&self, now: Now, change: &AutopilotChange) -> bool {
-        let (led, limit) = (now.at.since(self.leads_since.at), self.config.settle_within);
-        led >= limit && facts::age(change.at, now, self.leads_since.at) >= limit
-    }
-
     /// AUTO-5, AUTO-8: why a demotion began may be over when it is requested, and another leader may have begun it.
-    fn cause_of(&self, now: Now, change: &AutopilotChange) -> Cause {
+    fn cause_of(&self, facts: &Facts, change: &AutopilotChange) -> Cause {
         if change.action == AutopilotAction::Promote {
             return Cause::Holds;
         }
-        let facts = self.facts(now.at);
         let Some(voter) = facts.voters.iter().find(|voter| voter.node == change.node) else { return Cause::Holds };
         if change.replaces == Some(change.node) {
             return match voter.seen {
@@ -429,19 +462,18 @@ impl Core {
     }
 }
 
-/// Whether two states are the same in what it decides by. Acknowledgements are not compared: the core asks to be woken while a voter is
-/// silent.
-pub fn is_same(a: &Tables, b: &Tables) -> bool {
+/// Whether two states are the same in what it decides by.
+fn is_same(a: &Tables, b: &Tables) -> bool {
     if !a.autopilot.drains.ptr_eq(&b.autopilot.drains) || a.feature_level() != b.feature_level() {
         return false;
     }
     let policy = |tables: &Tables| tables.autopilot.policy.as_ref().map(|policy| policy.revision);
     match (policy(a), policy(b)) {
-        // Without a declaration only a drained leader matters: the membership of this node.
-        (None, None) => a.autopilot.drains.is_empty() || a.members.ptr_eq(&b.members),
+        // Without a declaration only a drained leader matters: the managers that could lead instead of it.
+        (None, None) => a.autopilot.drains.is_empty() || (a.members.ptr_eq(&b.members) && a.nodes.ptr_eq(&b.nodes)),
         (before, after) => {
             before == after
-                && a.autopilot.changes.ptr_eq(&b.autopilot.changes)
+                && changes(a).eq(changes(b))
                 && a.autopilot.preferences.ptr_eq(&b.autopilot.preferences)
                 && a.autopilot.requested.ptr_eq(&b.autopilot.requested)
                 && a.nodes.ptr_eq(&b.nodes)
@@ -450,6 +482,11 @@ pub fn is_same(a: &Tables, b: &Tables) -> bool {
                 && a.certificates.ptr_eq(&b.certificates)
         }
     }
+}
+
+/// A vector of a few elements has them inside: its own comparison by pointer says that two clones of it differ.
+fn changes(tables: &Tables) -> impl Iterator<Item = *const AutopilotChange> {
+    tables.autopilot.changes.iter().map(Arc::as_ptr)
 }
 
 fn reason(decision: &Decision) -> String {

@@ -9,12 +9,12 @@
 use std::time::Duration;
 
 use muster_messages::{
-    Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPolicy, AutopilotReason, Moment, NodeId,
-    WallTime,
+    Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause, AutopilotPolicy, AutopilotReason,
+    Moment, NodeId, WallTime,
 };
 
 use super::candidates::{Candidate, candidates};
-use super::facts::{Facts, Seen, Voter, age, majority};
+use super::facts::{Facts, Seen, Voter, age, known_at, majority};
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected, planned};
 
@@ -113,8 +113,8 @@ impl Planner<'_> {
 
     /// Rows 1 and 2.
     fn before_any_step(&self) -> Option<Decision> {
-        let Self { policy, facts, .. } = *self;
-        if let Some(pause) = policy.paused.as_ref().filter(|_| !is_injected(BugInjection::ActWhilePaused)) {
+        let Self { facts, .. } = *self;
+        if let Some(pause) = self.pause() {
             return Some(wait(AutopilotReason::Paused, format!("{} has paused it: {}", pause.by, pause.why)));
         }
         if !facts.known {
@@ -131,12 +131,16 @@ impl Planner<'_> {
         if let Some(change) = self.autopilot.outstanding() {
             let what = format!("{} of {}", noun(change.action), self.name(change.node));
             // A promotion is taken back then.
-            let not_before = (change.action == AutopilotAction::Promote).then(|| self.due_at(change));
+            let not_before = self.due_at(change).filter(|_| change.action == AutopilotAction::Promote);
             return Some(Decision::Wait(Wait { not_before, ..busy(change.node, &what) }));
         }
         let unsettled = facts.unsettled.first()?;
         let what = format!("{} is becoming a {}", unsettled.name, unsettled.to);
         Some(Decision::Wait(busy(unsettled.node, &what)))
+    }
+
+    fn pause(&self) -> Option<&AutopilotPause> {
+        self.policy.paused.as_ref().filter(|_| !is_injected(BugInjection::ActWhilePaused))
     }
 
     /// Whether the managers that are missing take every candidate.
@@ -332,7 +336,8 @@ impl Planner<'_> {
             );
             return self.with_node(AutopilotReason::NotDeadYet, silent.node, message);
         }
-        wait(AutopilotReason::Content, format!("{voters} managers, as declared"))
+        let unmatched = self.unmatched().map(|labels| format!("; none could be replaced: {labels}"));
+        wait(AutopilotReason::Content, format!("{voters} managers, as declared{}", unmatched.unwrap_or_default()))
     }
 
     fn declared(&self) -> usize {
@@ -357,11 +362,8 @@ impl Planner<'_> {
             return Some(self.facts.now);
         }
         let Some(Seen::Down(since)) = voter.seen.filter(|_| !voter.answers) else { return None };
-        let dead_at = since + self.policy.replace_after();
-        // One that is to be replaced, or was drained without an end, is not awaited: only its own silence counts.
-        let awaited_until = voter.drain.filter(|drain| !drain.replace).and_then(|drain| drain.until);
-        let back_at = awaited_until.map(|until| self.facts.clocks().moment(until));
-        Some(back_at.map_or(dead_at, |back_at| dead_at.max(back_at + self.policy.replace_after())))
+        let counts_from = voter.awaited_until.map_or(since, |until| since.max(until));
+        Some(counts_from + self.policy.replace_after())
     }
     fn is_dead(&self, voter: &Voter) -> bool {
         self.dead_at(voter).is_some_and(|at| self.facts.now >= at)
@@ -369,16 +371,24 @@ impl Planner<'_> {
 
     /// The reasons of the workers that have no place, for people.
     fn exclusions(&self) -> String {
-        let excluded: Vec<String> = (self.candidates.iter())
-            .filter_map(|candidate| {
-                Some(format!("{}: {}", self.name(candidate.node), candidate.standing.as_ref().err()?))
-            })
-            .collect();
-        match excluded.as_slice() {
-            [] => "; there are no other workers".to_owned(),
-            few if few.len() <= 3 => format!(" ({})", few.join(", ")),
-            many => format!(" ({}, and {} more)", many[..3].join(", "), many.len() - 3),
+        if let Some(labels) = self.unmatched() {
+            return format!("; {labels}");
         }
+        let excluded = || self.candidates.iter().filter_map(|it| Some((it.node, it.standing.as_ref().err()?)));
+        let first: Vec<String> = excluded().take(3).map(|(node, why)| format!("{}: {why}", self.name(node))).collect();
+        match (first.as_slice(), excluded().count()) {
+            ([], _) => "; there are no other workers".to_owned(),
+            (few, all) if few.len() == all => format!(" ({})", few.join(", ")),
+            (few, all) => format!(" ({}, and {} more)", few.join(", "), all - few.len()),
+        }
+    }
+
+    /// Probably a mistake: workers exist, and none has the labels that `eligible=` requires.
+    fn unmatched(&self) -> Option<String> {
+        let AutopilotPolicy { eligible, .. } = self.policy;
+        let none = !self.facts.workers.is_empty() && !self.facts.workers.iter().any(|worker| worker.eligible);
+        let labels = || eligible.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
+        (none && !eligible.is_empty()).then(|| format!("no worker has the labels that eligible={} requires", labels()))
     }
 
     /// The manager in whose place the next one comes: the last change took it out.
@@ -431,35 +441,43 @@ impl Planner<'_> {
         ))
     }
 
-    /// When a change that has begun is overdue; if it is, when to look again.
-    fn due_at(&self, change: &AutopilotChange) -> Moment {
-        let Self { facts, config, .. } = *self;
-        let by_its_time = self.moment_after(change.at, config.settle_within);
-        let in_this_term = Some(facts.leads_since + config.settle_within).filter(|at| *at > facts.now);
-        by_its_time.into_iter().chain(in_this_term).max().unwrap_or(facts.now + config.retry)
+    /// When time ends a change that has begun. `None`: it is overdue, and what follows is under way, or the role manager is carrying it out.
+    fn due_at(&self, change: &AutopilotChange) -> Option<Moment> {
+        let leaves = self.facts.voters.iter().any(|voter| voter.node == change.node && voter.leaves);
+        let is_requested = change.action == AutopilotAction::Demote && leaves;
+        Some(self.facts.due_at(change, self.config)).filter(|at| !is_requested && *at > self.facts.now)
     }
 
-    /// The earliest time at which time alone may change the plan.
+    /// The earliest time at which time alone may change the decision, or end what has begun. All else that it depends on is watched.
     fn wake_at(&self, decision: &Decision) -> Option<Moment> {
         let Self { facts, .. } = *self;
-        let settling = (!facts.known).then(|| facts.now + 2 * self.config.election_timeout);
-        let due = self.autopilot.outstanding().map(|change| self.due_at(change));
-        if self.policy.paused.is_some() {
-            // What has begun is finished.
-            return due.and_then(|due| Some(due).into_iter().chain(settling).min());
-        }
-        let decided = match decision {
-            Decision::Wait(wait) => wait.not_before,
-            Decision::Act(_) | Decision::GiveUp(_) => Some(facts.now + self.config.retry),
+        let outstanding = self.autopilot.outstanding();
+        // What has begun is finished during a pause, too.
+        let waits_to_know = !facts.known && (self.pause().is_none() || outstanding.is_some());
+        let settling = waits_to_know.then(|| known_at(facts.leads_since, self.config));
+        let before_any_step = settling.into_iter().chain(outstanding.and_then(|change| self.due_at(change)));
+        let reason = match decision {
+            Decision::Wait(wait) => wait.reason,
+            // Done at once, or again after a pause.
+            Decision::Act(_) | Decision::GiveUp(_) => return before_any_step.min(),
         };
+        if self.before_any_step().is_some() {
+            return before_any_step.min();
+        }
+        // Of the row that has no say now, too: while one waits for longer, time may let the other one act.
+        let rows = [Some(decision.clone()), self.replace(), self.grow()];
+        let rows = rows.into_iter().flatten().filter_map(|row| match row {
+            Decision::Wait(wait) => wait.not_before,
+            Decision::Act(_) | Decision::GiveUp(_) => None,
+        });
         let dead = facts.voters.iter().filter_map(|voter| self.dead_at(voter));
+        // No worker is promoted while there are as many managers as declared and none is dead.
+        use AutopilotReason::{Content, MoreThanDeclared, NotDeadYet};
+        let promotes = !matches!(reason, Content | MoreThanDeclared | NotDeadYet);
         let stable = self.candidates.iter().filter_map(|candidate| candidate.stable_at);
-        let backoff =
-            facts.workers.iter().filter_map(|worker| worker.backoff_until).map(|until| facts.clocks().moment(until));
-        // An acknowledgement does not wake it: it plans again while a voter is silent, and while one is down and answers.
-        let watched = |voter: &Voter| !voter.answers || matches!(voter.seen, Some(Seen::Down(_)));
-        let silent = facts.voters.iter().any(watched).then(|| facts.now + self.config.retry);
-        let all = decided.into_iter().chain(dead).chain(stable).chain(backoff).chain(settling).chain(due).chain(silent);
+        let backoff = facts.workers.iter().filter_map(|it| Some(facts.clocks().moment(it.backoff_until?)));
+        let candidates = stable.chain(backoff).filter(|_| promotes);
+        let all = rows.chain(dead).chain(candidates).chain(before_any_step);
         all.filter(|at| *at > facts.now).min()
     }
 }

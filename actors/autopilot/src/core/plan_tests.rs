@@ -38,6 +38,7 @@ fn voter(n: u8) -> Voter {
         wanted_by_person: false,
         never: false,
         drain: None,
+        awaited_until: None,
     }
 }
 /// Down and silent for this long.
@@ -68,7 +69,18 @@ fn facts(voters: Vec<Voter>, workers: Vec<Worker>) -> Facts {
         + workers.iter().filter(|worker| is_down(&worker.seen)).count();
     let nodes = voters.len() + workers.len();
     let leads_since = ago(24 * 60 * MINUTE);
-    Facts { voters, workers, unsettled: Vec::new(), nodes, down, known: true, leads_since, now: NOW, wall: WALL }
+    Facts {
+        voters,
+        workers,
+        unsettled: Vec::new(),
+        nodes,
+        down,
+        known: true,
+        leads_since,
+        progressed_at: None,
+        now: NOW,
+        wall: WALL,
+    }
 }
 fn decide(autopilot: &Autopilot, facts: &Facts) -> Decision {
     plan(autopilot, facts, &Config::default()).decision
@@ -330,6 +342,38 @@ fn candidates_have_one_order() {
     assert_eq!(order(workers.into_iter().rev().collect()), expected);
 }
 
+/// Test 3. By number of voters, from one on, and then of silent ones, from none on. An even number tolerates no more than the odd one below.
+#[test]
+fn tolerance_is_what_may_still_fail() {
+    let expected: [&[usize]; 7] =
+        [&[0], &[0, 0], &[1, 0, 0], &[1, 0, 0, 0], &[2, 1, 0, 0, 0], &[2, 1, 0, 0, 0], &[3, 2, 1, 0, 0]];
+    for (voters, by_silent) in (1u8..).zip(expected) {
+        for (silent, tolerance) in (0u8..).zip(by_silent) {
+            let all = (1..=voters).map(|n| Voter { answers: n > silent, ..voter(n) });
+            assert_eq!(facts(all.collect(), Vec::new()).tolerance(), *tolerance, "{silent} of {voters}");
+        }
+    }
+}
+
+/// Probably a mistake in the declaration, so it is said, also while nothing has to be done.
+#[test]
+fn labels_that_no_worker_has_are_named() {
+    let rack = AutopilotPolicy { eligible: [("rack".into(), "a".into())].into(), ..policy(3) };
+    let other = |n| Worker { eligible: false, ..worker(n) };
+    let says = |workers: Vec<Worker>| {
+        [vec![voter(1), voter(2), voter(3)], vec![voter(1), voter(2), dead(3)], vec![voter(1), voter(2)]].map(
+            |voters| {
+                let Decision::Wait(wait) = decide(&declared(rack.clone()), &facts(voters, workers.clone())) else {
+                    return false;
+                };
+                wait.message.contains("no worker has the labels that eligible=rack=a requires")
+            },
+        )
+    };
+    assert_eq!(says(vec![other(4), other(5)]), [true; 3]);
+    assert_eq!((says(vec![other(4), worker(5)]), says(Vec::new())), ([false; 3], [false; 3]));
+}
+
 /// The number that may fail one after the other, if each is replaced in time: none, if the first one would end the quorum.
 #[test]
 fn nothing_can_be_replaced_where_no_manager_may_fail() {
@@ -347,23 +391,24 @@ fn nothing_can_be_replaced_where_no_manager_may_fail() {
 /// goes, although it answers.
 #[test]
 fn drained_manager_is_awaited_or_relieved() {
-    let until = WallTime(WALL.0 + 5 * 60_000);
-    let away = Voter { drain: Some(Maintenance { until: Some(until), replace: false }), ..down(3, 20 * MINUTE) };
+    let drain = |replace| Some(Maintenance { replace });
+    let awaited_until = Some(NOW + 5 * MINUTE);
+    let away = Voter { drain: drain(false), awaited_until, ..down(3, 20 * MINUTE) };
     let awaited = facts(vec![voter(1), voter(2), away], vec![worker(4)]);
     let autopilot = declared(policy(3));
     assert_eq!(reason(&autopilot, &awaited), AutopilotReason::NotDeadYet);
-    assert_eq!(plan(&autopilot, &awaited, &Config::default()).wake_at, Some(NOW + Duration::from_secs(5)));
+    assert_eq!(plan(&autopilot, &awaited, &Config::default()).wake_at, Some(NOW + 15 * MINUTE));
     let Decision::Wait(waits) = decide(&autopilot, &awaited) else { panic!("it acts") };
     assert_eq!(waits.not_before, Some(NOW + 15 * MINUTE), "from the end of the maintenance on");
     let late = facts(vec![voter(1), voter(2), dead(3)], vec![worker(4)]);
     assert_eq!(act(&autopilot, &late), (Demote, id(3)));
 
     // One that is to be replaced is not awaited, whatever its time.
-    let gone = Voter { drain: Some(Maintenance { until: Some(until), replace: true }), ..dead(3) };
+    let gone = Voter { drain: drain(true), ..dead(3) };
     let unawaited = facts(vec![voter(1), voter(2), gone], vec![worker(4)]);
     assert_eq!(act(&autopilot, &unawaited), (Demote, id(3)));
 
-    let leaves = |n| Voter { drain: Some(Maintenance { until: None, replace: true }), ..voter(n) };
+    let leaves = |n| Voter { drain: drain(true), ..voter(n) };
     // The only manager, by way of two.
     assert_eq!(act(&declared(policy(1)), &facts(vec![leaves(1)], vec![worker(4)])), (Promote, id(4)));
     assert_eq!(act(&declared(policy(1)), &facts(vec![leaves(1), voter(4)], Vec::new())), (Demote, id(1)));

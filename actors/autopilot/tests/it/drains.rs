@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use muster_autopilot::core::Seen;
 use muster_messages::*;
 
 use crate::scenarios::three_of_five;
@@ -120,6 +121,22 @@ fn end_of_a_drain_replaces_no_manager_at_once() {
     assert_eq!(world.requests, []);
 }
 
+/// It stays away: the time until it is replaced begins when the operator ends the drain, not when that would have ended by itself.
+#[test]
+fn manager_that_is_undrained_early_is_awaited_no_longer() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    world.pass(MINUTE);
+    world.drain(id(3), Some(120 * MINUTE), false);
+    world.kill(id(3));
+    world.pass(20 * MINUTE);
+    world.undrain(id(3));
+    world.pass(9 * MINUTE);
+    assert_eq!(world.requests, []);
+    world.pass(2 * MINUTE);
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+}
+
 /// Test 34: the drained node dies while it is drained, and its time is over.
 #[test]
 fn drained_manager_that_does_not_return_is_replaced() {
@@ -129,6 +146,73 @@ fn drained_manager_that_does_not_return_is_replaced() {
     world.kill(id(3));
     world.pass(20 * MINUTE + Duration::from_secs(59));
     assert_eq!(world.requests, []);
+    world.pass(Duration::from_secs(15));
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+}
+
+/// It is to be replaced, and dies first: it is not awaited until the end of its drain.
+#[test]
+fn drained_manager_to_be_replaced_is_not_awaited() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    world.kill(id(3));
+    world.pass(MINUTE);
+    world.drain(id(3), Some(60 * MINUTE), true);
+    world.pass(9 * MINUTE);
+    assert_eq!(world.requests, []);
+    world.pass(MINUTE);
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)], "{:?}", world.decided);
+}
+
+/// Since when it is down does not move while it is drained; when it is replaced does.
+#[test]
+fn drained_manager_is_shown_down_since_it_went() {
+    let mut world = World::new(3, 2);
+    world.declare(|_| {});
+    world.pass(MINUTE);
+    world.drain(id(3), Some(30 * MINUTE), false);
+    world.kill(id(3));
+    let gone_at = world.now.at;
+    for minutes in [1, 19, 15] {
+        world.pass(minutes * MINUTE);
+        let Some(Seen::Down(since)) = world.core.facts(world.now.at).voters[2].seen else { panic!("it is down") };
+        assert_eq!(since.since(gone_at), Duration::from_secs(10), "as recorded");
+    }
+    assert_eq!(world.requests, [], "35 min after it went, and 5 after its drain ended");
+    world.pass(6 * MINUTE);
+    assert_eq!(world.requests[0], (id(3), Role::Worker));
+}
+
+/// Test 34: a manager under autolock restarts while it is drained. It waits for its key, so for the others it is down, its agent
+/// included: it is awaited, and replaced when its time is over. Unlocked it returns as a candidate.
+#[test]
+fn drained_manager_that_stays_locked_is_replaced() {
+    let mut world = World::new(3, 1);
+    world.declare(|_| {});
+    world.pass(MINUTE);
+    world.drain(id(3), Some(15 * MINUTE), false);
+    world.kill(id(3));
+    world.pass(15 * MINUTE + 9 * MINUTE);
+    assert_eq!((world.requests.len(), world.tables.autopilot.drains.len()), (0, 0));
+    world.pass(2 * MINUTE);
+    assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
+    world.revive(id(3));
+    world.pass(60 * MINUTE);
+    assert_eq!((world.requests.len(), world.standing(id(3))), (2, Ok(1)));
+}
+
+/// Test 34: the only worker is drained, and is a candidate again once it is not.
+#[test]
+fn drained_worker_takes_no_place() {
+    let mut world = World::new(3, 1);
+    world.declare(|policy| policy.replace_after_ms = 60_000);
+    world.pass(MINUTE);
+    world.drain(id(4), None, false);
+    world.kill(id(3));
+    world.pass(30 * MINUTE);
+    assert_eq!(world.requests, []);
+    assert!(world.decided.last().unwrap().contains("n4: drained"), "{:?}", world.decided);
+    world.undrain(id(4));
     world.pass(Duration::from_secs(15));
     assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
 }

@@ -5,5 +5,8 @@
 mod actor;
 mod drains;
 mod histories;
+mod partitions;
+mod promotions;
 mod scenarios;
+mod wakes;
 mod world;

@@ -312,16 +312,6 @@ fn manager_that_cannot_follow_does_not_answer() {
     assert_eq!(world.core.facts(world.now.at).answering(), 2);
 }
 
-/// Test 38: nothing is due, so it asks for no wake-up.
-#[test]
-fn content_autopilot_is_not_woken() {
-    let mut world = three_of_five(|_| {});
-    world.pass(10 * MINUTE);
-    let (wakes, observed) = (world.wakes, world.observed);
-    world.pass(24 * 60 * MINUTE);
-    assert_eq!((world.wakes, world.observed), (wakes, observed));
-}
-
 /// Below the feature level that introduces it nothing is written, whatever the state contains.
 #[test]
 fn nothing_is_written_below_its_feature_level() {
@@ -495,4 +485,25 @@ fn cluster_without_quorum_is_left_alone() {
     world.kill(id(3));
     world.pass(60 * MINUTE);
     assert_eq!((world.requests.len(), world.tables.autopilot.changes.len()), (0, 0));
+}
+
+/// Test 2: a worker that is away for a moment is stable only after the whole time again. What else changes about it does not count.
+#[test]
+fn break_in_readiness_restarts_the_clock() {
+    let mut world = three_of_five(|_| {});
+    world.pass(Duration::from_secs(20));
+    world.kill(id(4));
+    world.pass(Duration::from_secs(11));
+    world.revive(id(4));
+    world.pass(Duration::from_secs(29));
+    assert_eq!((world.standing(id(4)), world.standing(id(5))), (Err(Exclusion::NotStable), Ok(1)));
+    world.label(id(4), "rack", "b");
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.standing(id(4)), Ok(1));
+    // Neither up nor down for a moment is a break, too.
+    for liveness in [Liveness::Unknown, Liveness::Ready] {
+        world.liveness(id(5), liveness);
+        world.observe();
+    }
+    assert_eq!((world.standing(id(4)), world.standing(id(5))), (Ok(1), Err(Exclusion::NotStable)));
 }

@@ -14,12 +14,28 @@ pub const MINUTE: Duration = Duration::from_secs(60);
 
 /// A node that misses heartbeats for this long is recorded as down.
 const DOWN_AFTER: Duration = Duration::from_secs(10);
+/// A leader publishes acknowledgements this often, so that it knows this long after the election timeout that a voter is silent.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(100);
 /// From a request until the membership has changed.
 const CATCHES_UP: Duration = Duration::from_secs(2);
 
 pub fn id(n: u8) -> NodeId {
     NodeId::from_entropy(u128::from(n) << 64)
 }
+
+/// What a member does instead of following.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Copying {
+    /// It receives a snapshot.
+    Snapshot,
+    /// It receives the log, one entry each second.
+    Log,
+    /// Nothing that it receives brings it nearer.
+    Stalled,
+}
+
+/// The commit index, while a member copies.
+const COMMIT: u64 = 600;
 
 pub struct World {
     pub tables: Tables,
@@ -35,6 +51,10 @@ pub struct World {
     pub loses: bool,
     /// Whether the next request is lost before the role manager has it.
     pub loses_request: bool,
+    /// Members that do not follow, but copy: since when, and from which index. As learners they do not become voters meanwhile.
+    copying: BTreeMap<NodeId, (Copying, Moment, u64)>,
+    /// It acknowledges everything, and cannot follow.
+    diverged: Option<NodeId>,
     /// What the role manager refuses.
     pub refuses: Option<(NodeId, Role)>,
     /// Every request of the autopilot.
@@ -43,7 +63,7 @@ pub struct World {
     pub lost_quorum: bool,
     /// When the core asked to be woken.
     wakes_at: Option<Moment>,
-    /// How often it was woken, and how often it was shown a new state.
+    /// How often it was woken, and how often it was shown a state in which something had changed.
     pub wakes: usize,
     pub observed: usize,
     /// Offers of leadership.
@@ -88,6 +108,8 @@ impl World {
             effects: Vec::new(),
             loses: false,
             loses_request: false,
+            copying: BTreeMap::new(),
+            diverged: None,
             refuses: None,
             requests: Vec::new(),
             decided: Vec::new(),
@@ -171,6 +193,29 @@ impl World {
     /// It follows in Raft again; its session is as it was.
     pub fn follows_again(&mut self, node: NodeId) {
         self.dead.remove(&node);
+        self.publish();
+    }
+    /// From now on a member copies in this way; `None`: it follows.
+    pub fn copies(&mut self, node: NodeId, how: Option<Copying>) {
+        let matched = self.matched(node);
+        match how {
+            Some(how) => drop(self.copying.insert(node, (how, self.now.at, matched))),
+            None => drop(self.copying.remove(&node)),
+        }
+        self.publish();
+    }
+    /// What a member that copies has.
+    pub fn matched(&self, node: NodeId) -> u64 {
+        match self.copying.get(&node) {
+            Some((Copying::Log, since, from)) => from + self.now.at.since(*since).as_secs(),
+            Some((_, _, from)) => *from,
+            None => 0,
+        }
+    }
+    /// From now on it acknowledges everything, and cannot follow.
+    pub fn diverges(&mut self, node: NodeId) {
+        self.diverged = Some(node);
+        self.publish();
     }
     /// Another voter leads; without a quorum none does.
     pub fn elect(&mut self) {
@@ -196,7 +241,7 @@ impl World {
             self.now = Now { at: next, wall: self.now.wall.plus(next.since(self.now.at)) };
             self.tick();
             if next >= until {
-                return;
+                return self.check_that_nothing_is_due();
             }
         }
     }
@@ -212,23 +257,49 @@ impl World {
         panic!("an hour later, still not: {what}; {:?}", self.decided);
     }
 
+    /// A look at a moment of the test's choice finds nothing to do: else the core should have been woken before.
+    fn check_that_nothing_is_due(&mut self) {
+        self.publish();
+        if !self.leads() {
+            return;
+        }
+        // A copy of it: else later looks would depend on this one.
+        let mut effects = Vec::new();
+        self.core.clone().step(self.now.at, self.newest(), &mut effects);
+        for effect in &effects {
+            match effect {
+                Effect::WakeAt(_) => {}
+                Effect::Propose { step, .. } => self.check_proposal(step),
+                Effect::SetRole { .. } | Effect::HandOver { .. } | Effect::Decided(_) => {}
+            }
+        }
+        effects.retain(|effect| !matches!(effect, Effect::WakeAt(_)));
+        assert!(effects.is_empty(), "nothing has woken it for {effects:?}");
+    }
+
+    fn leads(&self) -> bool {
+        !self.dead.contains_key(&self.leader) && self.has_quorum()
+    }
+
     /// When the next event of the model is due.
     fn due(&self) -> Option<Moment> {
         let is_recorded =
             |node: &NodeId| self.tables.nodes.get(node).is_none_or(|record| record.liveness == Liveness::Down);
         let down = self.dead.iter().filter(|(node, _)| !is_recorded(node)).map(|(_, since)| *since + DOWN_AFTER);
         let pending = self.pending.values().map(|since| *since + CATCHES_UP);
-        let led = !self.dead.contains_key(&self.leader) && self.has_quorum();
-        let wakes = self.wakes_at.filter(|_| led);
+        // What a member that copies has is published meanwhile.
+        let published = (!self.copying.is_empty()).then(|| self.now.at + Duration::from_secs(1));
+        let silent = self.dead.values().map(|since| *since + silence_is_known_after());
+        let wakes = self.wakes_at.filter(|_| self.leads());
         // What is overdue waits: for a quorum, or for a node to return.
-        down.chain(pending).chain(wakes).filter(|at| *at > self.now.at).min()
+        down.chain(pending).chain(silent).chain(published).chain(wakes).filter(|at| *at > self.now.at).min()
     }
 
     fn tick(&mut self) {
         self.lost_quorum |= !self.has_quorum();
-        if !self.has_quorum() || self.dead.contains_key(&self.leader) {
+        if !self.leads() {
             self.elect();
-            if !self.has_quorum() || self.dead.contains_key(&self.leader) {
+            if !self.leads() {
                 return;
             }
         }
@@ -243,6 +314,7 @@ impl World {
         if changed {
             self.observe();
         }
+        self.publish();
         if self.wakes_at.is_some_and(|at| at <= self.now.at) {
             (self.wakes_at, self.wakes) = (None, self.wakes + 1);
             self.step(self.newest());
@@ -265,16 +337,25 @@ impl World {
                     if self.dead.contains_key(&node) || self.answering() + 1 < majority(joined) {
                         continue;
                     }
-                    add_voter(&mut self.tables, node);
+                    let learner = self.tables.member_of(node).map(|member| member.raft_id);
+                    if self.copying.contains_key(&node) {
+                        if learner.is_none() {
+                            add_member(&mut self.tables, node, false);
+                            changed = true;
+                        }
+                        continue;
+                    }
+                    match learner.and_then(|learner| self.tables.members.get_mut(&learner)) {
+                        Some(learner) => learner.voter = true,
+                        None => add_voter(&mut self.tables, node),
+                    }
                 }
                 Role::Worker => {
                     // The gates are asked again: a voter may have died since the request.
                     if is_voter && !self.may_lose(node) {
                         continue;
                     }
-                    if is_voter {
-                        self.remove_voter(node);
-                    }
+                    self.remove_member(node);
                     self.apply(&Principal::Cluster, Change::GrantRole { node, role: Role::Worker }).unwrap();
                 }
                 Role::Manager => {}
@@ -290,7 +371,7 @@ impl World {
         self.voters().len() > 1 && left >= majority(self.voters().len() - 1)
     }
 
-    fn remove_voter(&mut self, node: NodeId) {
+    fn remove_member(&mut self, node: NodeId) {
         let gone = self.tables.members.iter().find(|(_, member)| member.node == node).map(|(raft_id, _)| *raft_id);
         if let Some(gone) = gone {
             self.tables.members.remove(&gone);
@@ -335,7 +416,7 @@ impl World {
         self.observe();
     }
 
-    fn liveness(&mut self, node: NodeId, liveness: Liveness) {
+    pub fn liveness(&mut self, node: NodeId, liveness: Liveness) {
         if let Some(record) = self.tables.nodes.get(&node).cloned() {
             self.tables.nodes.insert(node, Arc::new(NodeRecord { liveness, ..(*record).clone() }));
         }
@@ -343,13 +424,31 @@ impl World {
 
     pub fn replica(&self) -> Arc<Replica> {
         let silent = |node: NodeId| self.dead.get(&node).map_or(Duration::ZERO, |since| self.now.at.since(*since));
-        replica_of(&self.tables, self.leader, silent)
+        let mut replica = replica_of(&self.tables, self.leader, silent);
+        let newest = Arc::make_mut(&mut replica);
+        newest.raft.commit = Revision(COMMIT);
+        for progress in &mut newest.raft.progress {
+            let node = progress.node.expect("each member has a node");
+            progress.matched = self.matched(node);
+            progress.in_snapshot = self.copying.get(&node).is_some_and(|(how, ..)| *how == Copying::Snapshot);
+            let (kind, since) = (PeerProblemKind::StateDiverged, self.now.wall);
+            let problem = PeerProblem { kind, message: String::new(), since };
+            progress.problem = Some(problem).filter(|_| self.diverged == Some(node));
+        }
+        replica
     }
 
     /// The core sees the newest state, and what follows from it is carried out.
     pub fn observe(&mut self) {
         self.observed += 1;
         self.step(self.newest());
+    }
+
+    /// The leader publishes acknowledgements: as the actor, the core is passed those that change something.
+    fn publish(&mut self) {
+        if self.leads() && self.core.observe(self.now.at, &self.replica()) {
+            self.observe();
+        }
     }
 
     fn newest(&self) -> Input {
@@ -431,7 +530,11 @@ impl World {
                         let replaced = *replaces == Some(*node);
                         let allowed = if replaced { dead } else { surplus && (policy.shrink || drained) };
                         assert!(allowed, "AUTO-5, AUTO-8: {node} after {led:?}");
-                        (voters - 1, self.answering() - usize::from(!self.is_dead(*node)))
+                        let left = self.answering() - usize::from(!self.is_dead(*node));
+                        let tolerance = |answering: usize, voters| answering.saturating_sub(majority(voters));
+                        let falls = tolerance(left, voters - 1) < tolerance(self.answering(), voters);
+                        assert!(!replaced || !falls, "AUTO-3: fewer may fail without {node}");
+                        (voters - 1, left)
                     }
                     AutopilotAction::Promote => (voters + 1, self.answering() + usize::from(voters == 1)),
                 };
@@ -462,6 +565,10 @@ impl World {
     }
 }
 
+fn silence_is_known_after() -> Duration {
+    Config::default().election_timeout + PUBLISH_INTERVAL
+}
+
 /// The replica of this leader, whose peers have been silent for so long.
 pub fn replica_of(tables: &Tables, leader: NodeId, silent: impl Fn(NodeId) -> Duration) -> Arc<Replica> {
     let own = tables.member_of(leader).map(|member| member.raft_id);
@@ -479,7 +586,11 @@ pub fn replica_of(tables: &Tables, leader: NodeId, silent: impl Fn(NodeId) -> Du
 }
 
 pub fn add_voter(tables: &mut Tables, node: NodeId) {
+    add_member(tables, node, true);
+}
+
+fn add_member(tables: &mut Tables, node: NodeId, voter: bool) {
     let raft_id = RaftId(tables.next_raft_id.0 + 1);
     tables.next_raft_id = raft_id;
-    tables.members.insert(raft_id, Member { node, raft_id, addr: String::new(), voter: true });
+    tables.members.insert(raft_id, Member { node, raft_id, addr: String::new(), voter });
 }

@@ -1,0 +1,87 @@
+//! The progress of the promotion that is under way, and when promotions ended.
+//!
+//! Owns        how far the learner of a promotion has come, when that last grew, and when this leader saw promotions end.
+//! Inputs      each published replica.
+//! Why only what brings a learner to where the log was when it was first seen: afterwards its log grows with each write, whatever else
+//! keeps it from becoming a voter. A snapshot counts as progress for as long as the Raft member sends it: that one ends a transfer which
+//! stalls, and reports a problem after a few. Nothing here is replicated: another leader gives a promotion its whole time anew.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::{AutopilotAction, Moment, RaftId, Replica, WallTime};
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Promotions {
+    /// The first one of the promotion that is under way.
+    learner: Option<Learner>,
+    ended: BTreeMap<u64, WallTime>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Learner {
+    /// Of the change.
+    number: u64,
+    raft_id: RaftId,
+    /// The commit index when it was first seen.
+    target: u64,
+    matched: u64,
+    progressed_at: Option<Moment>,
+}
+
+impl Promotions {
+    /// `limit`: a learner that has acknowledged nothing for longer receives no snapshot either.
+    pub fn follow(&mut self, replica: &Replica, limit: Duration, now: Moment) {
+        let begun = replica.tables.autopilot.outstanding().map(|change| change.number);
+        let known = self.learner.take().filter(|known| Some(known.number) == begun);
+        self.learner = match (known, Learner::of(replica)) {
+            (Some(known), Some(newest)) if known.raft_id == newest.raft_id => {
+                Some(known.followed_by(&newest, receives_snapshot(replica, newest.raft_id, limit), now))
+            }
+            // Its learner was removed. Another one begins anew, which may happen again and again: that is no progress.
+            (Some(known), _) => Some(known),
+            (None, newest) => newest,
+        };
+    }
+
+    /// This leader sees that a change has ended.
+    pub fn ended(&mut self, number: u64, at: WallTime) {
+        self.ended.insert(number, at);
+    }
+    /// Forgets changes that are not recorded any more.
+    pub fn forget_before(&mut self, number: u64) {
+        self.ended.retain(|ended, _| *ended >= number);
+    }
+
+    pub fn progressed_at(&self) -> Option<Moment> {
+        self.learner.as_ref()?.progressed_at
+    }
+    /// When this leader saw that a change had ended. `None`: it did not lead then.
+    pub fn ended_at(&self, number: u64) -> Option<WallTime> {
+        self.ended.get(&number).copied()
+    }
+}
+
+impl Learner {
+    /// As the replica shows it. That it is there is no progress: a restarted actor sees it for the first time, too.
+    fn of(replica: &Replica) -> Option<Self> {
+        let change = replica.tables.autopilot.outstanding()?;
+        let promoted = (change.action == AutopilotAction::Promote).then_some(change.node)?;
+        let raft_id = replica.tables.member_of(promoted).filter(|member| !member.voter)?.raft_id;
+        let matched = replica.raft.progress.iter().find(|progress| progress.raft_id == raft_id)?.matched;
+        let (number, target) = (change.number, replica.raft.commit.0);
+        Some(Self { number, raft_id, target, matched, progressed_at: None })
+    }
+
+    fn followed_by(self, newest: &Self, receives_snapshot: bool, now: Moment) -> Self {
+        let copies = newest.matched > self.matched && self.matched < self.target;
+        let progressed_at = if copies || receives_snapshot { Some(now) } else { self.progressed_at };
+        Self { matched: self.matched.max(newest.matched), progressed_at, ..self }
+    }
+}
+
+fn receives_snapshot(replica: &Replica, id: RaftId, limit: Duration) -> bool {
+    let progress = replica.raft.progress.iter().find(|progress| progress.raft_id == id);
+    progress.is_some_and(|progress| progress.in_snapshot && progress.answers_within(limit))
+}
