@@ -217,7 +217,7 @@ fn unit_keeps_its_promises_under_a_real_systemd() {
 
     machine.muster("n1", "node demote n3 --wait");
     machine.muster("n1", "node rm n3 --force");
-    // Its process stays for whoever asks why; a start ends with status 6.
+    // Its process stays to say why; a start ends with status 6.
     machine.shows("n3", "StatusText", "removed");
     machine.tries("systemctl restart muster-n3");
     machine.shows("n3", "ActiveState", "failed");
