@@ -85,6 +85,7 @@ pub(crate) enum Letter<M> {
     /// A task of this incarnation panicked.
     TaskPanicked(String),
 }
+#[cfg(feature = "cluster")]
 impl<M: Send + 'static> ractor::Message for Letter<M> {}
 
 /// One slot of a mailbox; returned when dropped, also when the mailbox is dropped with messages in it.
