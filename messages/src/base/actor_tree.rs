@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Name, NodeId, WallTime};
+use super::WallTime;
 
 /// An actor's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -183,15 +183,6 @@ impl ActorNode {
     }
 }
 
-/// An answer about actors, and the node that gave it. Earlier releases do not report the node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OfNodeView<T> {
-    pub node: Option<NodeId>,
-    pub node_name: Option<Name>,
-    #[serde(flatten)]
-    pub answer: T,
-}
-
 /// An actor that is being restarted or crashed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActorActionView {
@@ -202,23 +193,6 @@ pub struct ActorActionView {
     /// How it is being crashed. Absent: it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crashed: Option<CrashHow>,
-}
-
-/// The actors of one node, of all nodes: an item of `muster actors --all`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct NodeActorsView {
-    pub node: NodeId,
-    pub name: Option<Name>,
-    /// `None`: the node did not answer.
-    pub root: Option<ActorNode>,
-    /// Why the node did not answer. `None`: it did.
-    pub error: Option<NodeErrorView>,
-}
-
-/// Why a node did not answer.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct NodeErrorView {
-    pub message: String,
 }
 
 /// How `muster actors crash` ends an actor.

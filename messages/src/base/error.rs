@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::word;
+/// The contract's word for one of its fixed values, as in JSON; empty if it has none.
+pub fn word(value: impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+}
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $variant:ident => $http:literal, $exit:literal;)*) => {
