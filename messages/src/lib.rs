@@ -3,12 +3,15 @@
 //! - [`base`]: what any actor works with, of Muster or not: times, random numbers, errors, the live actor tree.
 //! - [`model`]: identifiers, records of the replicated state, commands, views, refusals. Plain values.
 //! - [`wire`]: versioned bytes for everything that leaves the process.
+//! - `frames`, with the feature of that name: those bytes over any stream.
 //! - [`protocol`]: reply ports, and one message enum per actor.
 //!
 //! This crate depends on no actor. The feature `model` is everything about clusters; without it, `base` is left, and with the feature `protocol`
 //! reply ports. A core can be built from `model` alone.
 
 pub mod base;
+#[cfg(feature = "frames")]
+pub mod frames;
 #[cfg(feature = "model")]
 pub mod model;
 #[cfg(feature = "protocol")]

@@ -17,6 +17,8 @@ pub mod kubernetes;
 mod leadership;
 pub mod link;
 mod machine;
+#[cfg(feature = "managers")]
+mod managers;
 pub mod metrics;
 mod ports;
 mod session;
@@ -30,7 +32,9 @@ pub use self::core::{ElectorView, Ending, Hold};
 pub use self::elector::Msg;
 pub use self::handle::{Election, LeaderElector, Setup, StartError, Status};
 pub use self::health::{HealthCheck, Unhealthy};
-pub use self::link::{Link, Managers, Socket};
+pub use self::link::{Link, Socket};
+#[cfg(feature = "managers")]
+pub use self::managers::Managers;
 pub use self::ports::{Cluster, Lock};
 pub use self::session::Session;
 pub use self::work::{Candidate, Term};

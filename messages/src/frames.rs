@@ -6,13 +6,29 @@
 //!                      that the peer sent after it (a mesh stream changes its protocol after the hello).
 //!             FRAME-3  a `recv` or `send` that is dropped midway loses nothing: the next call continues where it stopped.
 
+use std::fmt;
 use std::io;
+use std::pin::Pin;
 
 use bytes::{Buf, Bytes, BytesMut};
-use muster_messages::wire::{self, MAX_FRAME, WireError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+
+use crate::wire::{self, MAX_FRAME, WireError};
+
+/// Both directions of a connection.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A byte stream of any origin: TLS over TCP in production, in-memory pipes in tests.
+pub type BoxStream = Pin<Box<dyn Duplex>>;
+
+impl fmt::Debug for dyn Duplex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stream")
+    }
+}
 
 /// Why a frame could not be sent or received. The stream is then unusable, except after `Wire` on sending.
 #[derive(Debug, thiserror::Error)]
