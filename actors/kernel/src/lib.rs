@@ -1,4 +1,4 @@
-//! The kernel: the base of every actor of Muster.
+//! Supervised actors: the base of every actor of Muster.
 //!
 //! - [`Shell`]: an actor's thin shell; [`Cx`] is what its handler may use.
 //! - [`Address`], [`Recipient`]: counted, bounded mailboxes that survive the restarts of their actor.
@@ -10,9 +10,8 @@
 //! - `UnixSocket`: a socket that a daemon serves on its machine; with the feature `sockets`.
 //! - [`Slot`]: state that outlives a crash. [`Fuse`]: crashes half-way through a message, for tests.
 //!
-//! ractor runs the actors. The kernel adds bounded mailboxes, addresses that survive restarts, restarts with
-//! backoff and intensity, deadlines for stopping, and introspection. Actors are never named in ractor's
-//! process-wide registry: many nodes may share a test process.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
 #[cfg(feature = "sockets")]
 mod accept;
@@ -28,7 +27,7 @@ mod parked;
 mod shell;
 mod slot;
 mod spec;
-pub mod supervisor;
+mod supervisor;
 mod tree;
 #[cfg(feature = "sockets")]
 mod unix_socket;

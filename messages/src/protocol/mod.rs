@@ -63,6 +63,7 @@ pub use strum::IntoStaticStr as Named;
 
 /// A message with a name, for logs, spans and the live tree.
 pub trait Named {
+    /// The name of the variant.
     fn name(&self) -> &'static str;
 }
 

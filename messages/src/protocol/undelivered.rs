@@ -10,6 +10,7 @@ pub enum Undeliverable {
     /// The actor is not running (starting, backing off, or gone).
     #[error("the actor is not running")]
     Down,
+    /// The mailbox has no room: the actor receives more than it handles.
     #[error("the actor's mailbox is full")]
     Full,
 }
@@ -17,13 +18,16 @@ pub enum Undeliverable {
 /// Why a question has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
+    /// The actor is not running (starting, backing off, or gone).
     #[error("the actor is not running")]
     Down,
+    /// The mailbox has no room.
     #[error("the actor's mailbox is full")]
     Full,
     /// The actor dropped the question: it crashed or stopped.
     #[error("the actor ended before it answered")]
     Closed,
+    /// The deadline passed. The question may still be handled.
     #[error("no answer in time")]
     TimedOut,
 }

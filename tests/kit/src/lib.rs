@@ -1,4 +1,4 @@
-//! A test kit for actors: any actor, alone, between probes. It depends on the kernel and the messages, and on no actor of Muster.
+//! A test kit for actors: any actor, alone, between probes. It depends on the kernel, and on no actor of Muster.
 //!
 //! - [`Probe`]: a mailbox without behaviour, or with a script's. It stands in for the collaborators of the actor
 //!   under test.
@@ -8,6 +8,8 @@
 //!   several processes, real or simulated.
 //! - `company`, with the feature `authorities`: certificate authorities above a cluster.
 //! - `Schemas`, with the feature `schemas`: whether an answer is as the description of an HTTP API says.
+//!
+#![doc = include_str!("../README.md")]
 //!
 //! # A whole test
 //! Everything that a test of a new actor needs; copy it and replace the waiter by your actor.
@@ -29,6 +31,8 @@
 //! - sockets and pipes of other processes are no timers: the clock jumps while a test waits for them. Such tests run
 //!   in real time, where a failure costs [`WAIT_LIMIT`];
 //! - factories, and whatever else runs on the blocking pool, hold the clock while they run.
+
+#![deny(missing_docs)]
 
 #[cfg(feature = "authorities")]
 pub mod company;
