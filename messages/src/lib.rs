@@ -8,9 +8,13 @@
 //!
 //! This crate depends on no actor. The feature `model` is everything about clusters; without it, `base` is left, and with the feature `protocol`
 //! reply ports. A core can be built from `model` alone.
+//!
+#![doc = include_str!("../README.md")]
 
+#[deny(missing_docs)]
 pub mod base;
 #[cfg(feature = "frames")]
+#[deny(missing_docs)]
 pub mod frames;
 #[cfg(feature = "model")]
 pub mod model;

@@ -40,4 +40,7 @@ pub use self::session::Session;
 pub use self::work::{Candidate, Term};
 /// Types in the signatures of this crate, so that a program needs no further crate for them.
 pub use futures_util::future::BoxFuture;
-pub use muster_messages::wire::LeaseRef;
+pub use muster_kernel::{CancellationToken, Spec};
+pub use muster_messages::wire::{LeaseRef, LeaseRequest};
+pub use muster_messages::{ErrorBody, FencingToken, MicroTime, Moment, SessionId};
+pub use prometheus_client;

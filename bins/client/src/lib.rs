@@ -25,5 +25,6 @@ pub use self::identity::Identity;
 pub use self::rotation::{RotationGoal, rotation_progress, unrevoked};
 pub use self::settled::{Progress, progress, remaining_work};
 /// Types in the signatures of this crate, so that a program needs no further crate for them.
+pub use muster_gateway::{BoxStream, Dialer, Framed};
 pub use muster_messages::wire::{ListOf, Request};
-pub use muster_messages::{ErrorBody, ErrorCode, EventsView, RequestId, Revision, StatusView};
+pub use muster_messages::{ErrorBody, ErrorCode, EventsView, Name, RequestId, Revision, Secret, StatusView};

@@ -28,7 +28,6 @@ mod role_manager;
 mod root_rotation;
 #[cfg(feature = "model")]
 mod sessions;
-mod undelivered;
 
 #[cfg(feature = "model")]
 pub use self::agent::*;
@@ -52,7 +51,7 @@ pub use self::role_manager::*;
 pub use self::root_rotation::*;
 #[cfg(feature = "model")]
 pub use self::sessions::*;
-pub use self::undelivered::*;
+pub use crate::base::{AskError, Undeliverable};
 
 /// A reply port. Dropped without an answer: the asker sees a closed port.
 pub type Reply<T> = ractor::RpcReplyPort<T>;

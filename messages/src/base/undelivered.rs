@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{ErrorBody, ErrorCode};
+use super::{ErrorBody, ErrorCode};
 
 /// Why a message was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
