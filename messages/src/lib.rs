@@ -1,15 +1,28 @@
 //! The messages of Muster's actors, and the values that they carry.
 //!
+//! - [`base`]: what any actor works with, of Muster or not: times, random numbers, errors, the live actor tree.
 //! - [`model`]: identifiers, records of the replicated state, commands, views, refusals. Plain values.
 //! - [`wire`]: versioned bytes for everything that leaves the process.
-//! - `protocol`: one message enum per actor, with reply ports; behind the feature `protocol`, so that a core can be built from
-//!   `model` alone.
+//! - `frames`, with the feature of that name: those bytes over any stream.
+//! - [`protocol`]: reply ports, and one message enum per actor.
 //!
-//! This crate depends on no actor.
+//! This crate depends on no actor. The feature `model` is everything about clusters; without it, `base` is left, and with the feature `protocol`
+//! reply ports. A core can be built from `model` alone.
+//!
+#![doc = include_str!("../README.md")]
 
+#[deny(missing_docs)]
+pub mod base;
+#[cfg(feature = "frames")]
+#[deny(missing_docs)]
+pub mod frames;
+#[cfg(feature = "model")]
 pub mod model;
 #[cfg(feature = "protocol")]
 pub mod protocol;
+#[cfg(feature = "model")]
 pub mod wire;
 
+pub use base::*;
+#[cfg(feature = "model")]
 pub use model::*;

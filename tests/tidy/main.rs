@@ -7,6 +7,8 @@ mod dependencies;
 mod invariants;
 mod licence;
 mod messages;
+mod public_api;
+mod published;
 mod sources;
 mod texts;
 mod tiers;

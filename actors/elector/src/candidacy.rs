@@ -38,12 +38,15 @@ pub const BY_OLDEST_VERSION: &str = "OldestEmulationVersion";
 pub struct Candidacy {
     /// The elector's identity, which must be a valid object name.
     pub name: String,
+    /// The lease that it is a candidate for.
     pub lease: LeaseRef,
+    /// How the coordinator should choose, such as [`BY_OLDEST_VERSION`].
     pub strategy: String,
     /// `major.minor.patch`.
     pub binary_version: String,
     /// The version that it emulates; not later than the binary's.
     pub emulation_version: String,
+    /// For strategies that decide by annotations, such as [`BY_PRIORITY`].
     pub annotations: BTreeMap<String, String>,
 }
 

@@ -18,6 +18,7 @@ use tokio::io::unix::AsyncFd;
 
 /// The time source of an elector. A test supplies its own.
 pub trait Timekeeper: Send + Sync + 'static {
+    /// The time now.
     fn now(&self) -> Moment;
     /// Written into records that others read. No decision depends on it.
     fn wall(&self) -> MicroTime;

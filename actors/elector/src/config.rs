@@ -11,6 +11,7 @@ pub const JITTER: f64 = 1.2;
 /// client-go's configuration, under its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectorConfig {
+    /// The lease that the candidates contend for.
     pub lease: LeaseRef,
     /// Our name in the lease. No two processes may share it.
     pub identity: String,
@@ -79,16 +80,34 @@ impl ElectorConfig {
 /// A configuration that makes a safe election impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigRefusal {
+    /// A holder would not notice in time that it lost the lease.
     #[error("the lease duration ({lease:?}) must be longer than the renew deadline ({renew:?})")]
-    LeaseTooShort { lease: Duration, renew: Duration },
+    LeaseTooShort {
+        /// The lease duration.
+        lease: Duration,
+        /// The renew deadline.
+        renew: Duration,
+    },
+    /// A follower might not look at the lease within the deadline.
     #[error("the renew deadline ({renew:?}) must be longer than {JITTER} times the retry period ({retry:?})")]
-    RenewTooShort { renew: Duration, retry: Duration },
+    RenewTooShort {
+        /// The renew deadline.
+        renew: Duration,
+        /// The retry period.
+        retry: Duration,
+    },
+    /// It would ask without a pause.
     #[error("the retry period must be longer than zero")]
     ZeroRetry,
+    /// An empty name in the lease means that it has no holder.
     #[error("the identity must not be empty")]
     NoIdentity,
+    /// Kubernetes stores whole seconds.
     #[error("the duration of a Kubernetes lease must be whole seconds, not {lease:?}")]
-    NotWholeSeconds { lease: Duration },
+    NotWholeSeconds {
+        /// The lease duration.
+        lease: Duration,
+    },
 }
 
 #[cfg(test)]

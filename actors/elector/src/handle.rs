@@ -33,9 +33,13 @@ pub enum Election {
 /// The configuration of an elector.
 #[derive(Clone)]
 pub struct Setup {
+    /// The lease, and its durations.
     pub config: ElectorConfig,
+    /// Who decides.
     pub election: Election,
+    /// The program.
     pub candidate: Arc<dyn Candidate>,
+    /// The clock that leadership is measured by.
     pub clock: Arc<dyn Timekeeper>,
 }
 
@@ -46,8 +50,10 @@ impl Setup {
     }
 }
 
+/// The complete state of an elector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Status {
+    /// What it shows in the live tree.
     pub view: ElectorView,
     /// While leading: how long leadership is valid.
     pub hold: Option<Hold>,
@@ -116,6 +122,7 @@ impl LeaderElector {
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
+    /// Its configuration.
     pub fn config(&self) -> &ElectorConfig {
         &self.config
     }
@@ -138,10 +145,13 @@ impl LeaderElector {
     }
 }
 
+/// Why an elector cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The configuration makes a safe election impossible.
     #[error(transparent)]
     Config(#[from] ConfigRefusal),
+    /// Its supervisor cannot run.
     #[error("the elector cannot run: {0}")]
     Fault(String),
 }

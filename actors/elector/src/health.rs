@@ -14,7 +14,9 @@ use crate::handle::LeaderElector;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the election for {lease} hangs: held, but not renewed for {since:?}")]
 pub struct Unhealthy {
+    /// The lease.
     pub lease: LeaseRef,
+    /// How long ago it ran out.
     pub since: Duration,
 }
 

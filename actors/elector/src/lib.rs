@@ -2,14 +2,15 @@
 //!
 //! - [`LeaderElector`] is the actor, [`Candidate`] the program that it elects, [`Term`] what the guarded work receives.
 //! - [`Session`] over a [`Link`] connects to a Muster cluster, [`kubernetes::LeaseLock`] to a Kubernetes API.
-//! - [`core`] decides: two state machines with one interface.
+//! - `core` decides: two state machines with one interface.
 //!
-//! See `OVERVIEW.md`.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
 mod candidacy;
 pub mod clock;
 pub mod config;
-pub mod core;
+mod core;
 mod elector;
 mod handle;
 mod health;
@@ -17,6 +18,8 @@ pub mod kubernetes;
 mod leadership;
 pub mod link;
 mod machine;
+#[cfg(feature = "managers")]
+mod managers;
 pub mod metrics;
 mod ports;
 mod session;
@@ -26,14 +29,18 @@ mod work;
 pub use self::candidacy::{BY_OLDEST_VERSION, BY_PRIORITY, BY_RELEASE, Candidacy, PRIORITY, RunningCandidacy};
 pub use self::clock::{BootTime, Timekeeper};
 pub use self::config::{ConfigRefusal, ElectorConfig};
-pub use self::core::{ElectorView, Ending, Hold};
-pub use self::elector::Msg;
+pub use self::core::{ElectorView, Ending, Hold, LockError, Record, Versioned};
 pub use self::handle::{Election, LeaderElector, Setup, StartError, Status};
 pub use self::health::{HealthCheck, Unhealthy};
-pub use self::link::{Link, Managers, Socket};
+pub use self::link::{Link, Socket};
+#[cfg(feature = "managers")]
+pub use self::managers::Managers;
 pub use self::ports::{Cluster, Lock};
 pub use self::session::Session;
 pub use self::work::{Candidate, Term};
 /// Types in the signatures of this crate, so that a program needs no further crate for them.
 pub use futures_util::future::BoxFuture;
-pub use muster_messages::wire::LeaseRef;
+pub use muster_kernel::{CancellationToken, Spec};
+pub use muster_messages::wire::{LeaseRef, LeaseRequest};
+pub use muster_messages::{ErrorBody, FencingToken, MicroTime, Moment, SessionId};
+pub use prometheus_client;

@@ -4,7 +4,7 @@
 //!                     manager costs a lease nothing. Every request sent here may be repeated.
 //! Why a silent connection stays open: it may be slow because the cluster is, and requests in flight on it still count.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,9 +13,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use muster_gateway::{BoxStream, Dialer, Framed, FramedReader, FramedWriter};
 use muster_kernel::Clock;
-use muster_messages::protocol::Service;
+use muster_messages::frames::{BoxStream, Framed, FramedReader, FramedWriter};
 use muster_messages::wire::{ApiAnswer, ApiCall, KubeAnswer, KubeCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, RequestId, millis};
 use serde_json::{Value, json};
@@ -49,9 +48,6 @@ const DRAIN_TIME: Duration = Duration::from_secs(30);
 /// Time limit for a request to the Kubernetes subset: client-go's for a 15 s lease.
 const KUBE_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The delay before the next manager is dialled while one has not answered.
-const DIAL_STAGGER: Duration = Duration::from_millis(150);
-
 /// The source of a link's connections.
 pub trait Connect: Send + Sync + 'static {
     /// Connects, to another manager than the last time if there is one.
@@ -75,63 +71,6 @@ impl Connect for Socket {
             Ok(Framed::new(Box::pin(stream) as BoxStream))
         }
         .boxed()
-    }
-}
-
-/// Managers over TLS, in turn.
-pub struct Managers {
-    dialer: Dialer,
-    /// The next one first.
-    addrs: Arc<Mutex<VecDeque<String>>>,
-}
-
-impl Managers {
-    /// Uses a dialer with an identity.
-    pub fn new(dialer: Dialer, addrs: impl IntoIterator<Item = String>) -> Self {
-        Self { dialer, addrs: Arc::new(Mutex::new(addrs.into_iter().collect())) }
-    }
-}
-
-impl Connect for Managers {
-    fn connect(&self) -> BoxFuture<'static, Result<Framed<BoxStream>, ErrorBody>> {
-        let (dialer, order) = (self.dialer.clone(), Arc::clone(&self.addrs));
-        let mut addrs = locked(&order).clone().into_iter();
-        async move {
-            let mut trouble = unreachable("no manager is known".to_owned());
-            let dial = |addr: String| {
-                let dialer = &dialer;
-                async move { (dialer.dial(&addr, Service::Api, None).await, addr) }
-            };
-            let mut dials: FuturesUnordered<_> = addrs.next().map(dial).into_iter().collect();
-            while !dials.is_empty() {
-                tokio::select! {
-                    Some((dialed, addr)) = dials.next() => match dialed {
-                        Ok(dialed) => {
-                            let mut order = locked(&order);
-                            order.retain(|known| *known != addr);
-                            order.push_back(addr); // the last to be dialled next time
-                            return Ok(dialed.stream);
-                        }
-                        Err(error) => {
-                            let code = error.refusal().map_or(ErrorCode::Unreachable, |refusal| refusal.reason.code());
-                            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-                            trouble = ErrorBody::new(code, format!("{error}{}", cause.unwrap_or_default()));
-                            dials.extend(addrs.next().map(dial));
-                        }
-                    },
-                    // Without a long wait: a frozen manager accepts and never greets.
-                    () = tokio::time::sleep(DIAL_STAGGER), if addrs.len() > 0 => dials.extend(addrs.next().map(dial)),
-                }
-            }
-            Err(trouble)
-        }
-        .boxed()
-    }
-
-    fn learn(&self, managers: Vec<String>) {
-        if !managers.is_empty() {
-            *locked(&self.addrs) = managers.into();
-        }
     }
 }
 
@@ -382,11 +321,11 @@ fn named_managers(error: &ErrorBody) -> Vec<String> {
     serde_json::from_value(details["managers"].clone()).unwrap_or_default()
 }
 
-fn unreachable(message: String) -> ErrorBody {
+pub(crate) fn unreachable(message: String) -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, message)
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

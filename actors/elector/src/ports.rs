@@ -18,8 +18,11 @@ pub trait Cluster: Send + Sync + 'static {
 /// A record that candidates overwrite in turn. The lock overwrites only the object that it read or wrote last.
 /// [`crate::kubernetes::LeaseLock`] implements it.
 pub trait Lock: Send + Sync + 'static {
+    /// Reads the object.
     fn get(&self) -> BoxFuture<'static, Result<Versioned, LockError>>;
+    /// Creates it; fails if it exists.
     fn create(&self, record: Record) -> BoxFuture<'static, Result<Versioned, LockError>>;
+    /// Overwrites the object that was read or written last; fails if it has changed.
     fn update(&self, record: Record) -> BoxFuture<'static, Result<Versioned, LockError>>;
     /// `namespace/name`.
     fn describe(&self) -> String;

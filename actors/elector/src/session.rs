@@ -51,6 +51,7 @@ impl Session {
         Self { id, cluster, renewals }
     }
 
+    /// The session's id: the cluster knows one holder by it.
     pub fn id(&self) -> SessionId {
         self.id
     }

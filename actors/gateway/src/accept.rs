@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use muster_messages::frames::{BoxStream, FrameError, Framed};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{self, Greeting, JoinFrame, JoinReply, Refusal};
 use muster_messages::{CertIdentity, ErrorBody, ErrorCode, NodeId, Principal, RefusalReason};
@@ -24,10 +25,9 @@ use crate::core::admission::Admission;
 use crate::core::connections::Full;
 use crate::core::offenders::Offender;
 use crate::core::source_of;
-use crate::framed::{FrameError, Framed};
 use crate::metrics::word;
 use crate::port::{ConnectionSlot, Inner};
-use crate::stream::{BoxStream, Killable, Prefixed};
+use crate::stream::{Killable, Prefixed};
 use crate::tls::{identity_of, service_of};
 
 /// The largest first frame of an unauthenticated client: a signing request, a name, labels and an old certificate fit twice.

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use muster_messages::frames::BoxStream;
 use muster_messages::protocol::Service;
 use muster_messages::wire::Refusal;
 use muster_messages::{CertIdentity, Principal};
 
 use crate::kill::Kill;
-use crate::stream::{BoxStream, Killable};
+use crate::stream::Killable;
 
 /// What a service receives. For native services the `Welcome` has been written; the following bytes belong to the service.
 pub struct Connection {

@@ -5,10 +5,10 @@ use std::io;
 use std::time::Duration;
 
 use muster_messages::WallTime;
+use muster_messages::frames::FrameError;
 use rustls::{AlertDescription, CertificateError};
 
 use crate::dialer::{DialError, Stage};
-use crate::framed::FrameError;
 
 /// By this machine's clock the presented certificate is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

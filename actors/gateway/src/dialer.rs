@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_messages::frames::{BoxStream, FrameError, Framed};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{Greeting, Refusal};
 use muster_messages::{CertIdentity, NodeId, RefusalReason, Role};
@@ -24,9 +25,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::dial_error_text::ClockFault;
-use crate::framed::{FrameError, Framed};
 use crate::local_replica::LocalReplica;
-use crate::stream::BoxStream;
 use crate::tls::{ClientTls, identity_of, roots_known_by};
 
 /// How long each stage may take.
@@ -145,12 +144,6 @@ pub struct Dialed {
     pub node: NodeId,
     pub remote: SocketAddr,
     pub local: SocketAddr,
-}
-
-impl std::fmt::Debug for dyn crate::stream::Duplex {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("stream")
-    }
 }
 
 /// What the dialer trusts and presents.

@@ -15,7 +15,6 @@ mod connection;
 pub mod core;
 mod dial_error_text;
 mod dialer;
-mod framed;
 mod gateway;
 mod handshake_pool;
 mod kill;
@@ -34,7 +33,6 @@ pub use self::core::rate::{Buckets, Rate};
 pub use self::core::source_of;
 pub use self::dial_error_text::ClockFault;
 pub use self::dialer::{DialError, DialTimeouts, Dialed, Dialer, Stage, Unverified};
-pub use self::framed::{FrameError, Framed, FramedReader, FramedWriter};
 pub use self::gateway::{Gateway, Msg};
 pub use self::kill::Kill;
 pub use self::local_replica::{LocalReplica, ReplicaGuard, ReplicaWatch};
@@ -42,7 +40,8 @@ pub use self::managers::KnownManagers;
 pub use self::metrics::{GatewayMetrics, GatewayView};
 pub use self::port::{GatewayConfig, Port};
 pub use self::services::{Registration, Services};
-pub use self::stream::{BoxStream, Duplex, Killable, Prefixed};
+pub use self::stream::{Killable, Prefixed};
+pub use muster_messages::frames::{BoxStream, Duplex, FrameError, Framed, FramedReader, FramedWriter};
 
 /// True while a test has broken this promise on purpose.
 use self::bugs::is_injected as bug_injected;

@@ -10,12 +10,6 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::kill::Kill;
 
-pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
-
-/// A byte stream of any origin.
-pub type BoxStream = Pin<Box<dyn Duplex>>;
-
 /// A stream that ends as soon as its kill switch is triggered, whatever its owner does: reads see the end, writes a broken
 /// pipe. A service that ignores the switch is disconnected as well.
 pub struct Killable<S> {

@@ -5,76 +5,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use muster_messages::protocol::{ProposeError, Reply};
-use muster_messages::{CrashHow, ErrorBody, ErrorCode};
+use muster_messages::CrashHow;
+use muster_messages::protocol::{AskError, Reply, Undeliverable};
 use ractor::ActorRef;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::fence::{crash_point, is_stale};
 use crate::vitals::Mailbox;
-
-/// Why a message was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Undeliverable {
-    /// The actor is not running (starting, backing off, or gone).
-    #[error("the actor is not running")]
-    Down,
-    #[error("the actor's mailbox is full")]
-    Full,
-}
-
-/// Why a question has no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
-    #[error("the actor is not running")]
-    Down,
-    #[error("the actor's mailbox is full")]
-    Full,
-    /// The actor dropped the question: it crashed or stopped.
-    #[error("the actor ended before it answered")]
-    Closed,
-    #[error("no answer in time")]
-    TimedOut,
-}
-
-impl From<Undeliverable> for AskError {
-    fn from(why: Undeliverable) -> Self {
-        match why {
-            Undeliverable::Down => AskError::Down,
-            Undeliverable::Full => AskError::Full,
-        }
-    }
-}
-impl From<AskError> for ErrorBody {
-    fn from(why: AskError) -> Self {
-        let retry = Duration::from_millis(200);
-        match why {
-            AskError::Full => {
-                ErrorBody::new(ErrorCode::TooManyRequests, "too many requests are waiting; retry").retry_after(retry)
-            }
-            AskError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, "no answer in time"),
-            AskError::Down => {
-                ErrorBody::new(ErrorCode::Unreachable, "the service is restarting; retry").retry_after(retry)
-            }
-            AskError::Closed => {
-                ErrorBody::unknown_outcome("the service restarted during the request").retry_after(retry)
-            }
-        }
-    }
-}
-
-/// How a proposal ended whose answer is missing.
-impl From<AskError> for ProposeError {
-    fn from(why: AskError) -> Self {
-        match why {
-            AskError::Full => ProposeError::Busy,
-            AskError::Down => ProposeError::NotLeader { leader: None },
-            // In its mailbox or in flight.
-            AskError::Closed | AskError::TimedOut => ProposeError::UnknownOutcome,
-        }
-    }
-}
 
 /// An entry of a mailbox.
 pub(crate) enum Letter<M> {
@@ -85,6 +23,7 @@ pub(crate) enum Letter<M> {
     /// A task of this incarnation panicked.
     TaskPanicked(String),
 }
+#[cfg(feature = "cluster")]
 impl<M: Send + 'static> ractor::Message for Letter<M> {}
 
 /// One slot of a mailbox; returned when dropped, also when the mailbox is dropped with messages in it.

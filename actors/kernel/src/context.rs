@@ -24,6 +24,7 @@ const CHILDREN_INTENSITY: Intensity = Intensity { max: 1000, window: Duration::f
 
 /// What arrived through a channel ([`Cx::forward`]). It counts as unhandled until it is dropped.
 pub struct Arrived<T> {
+    /// What arrived.
     pub item: T,
     _room: OwnedSemaphorePermit,
 }
@@ -72,6 +73,7 @@ impl<M: Send + 'static> Cx<M> {
     pub fn me(&self) -> &Address<M> {
         &self.me
     }
+    /// This actor's path in the live tree.
     pub fn path(&self) -> &str {
         &self.inner.path
     }
@@ -87,6 +89,7 @@ impl<M: Send + 'static> Cx<M> {
     pub fn now(&self) -> Moment {
         Clock.now()
     }
+    /// Wall time, for people and certificates.
     pub fn wall(&self) -> WallTime {
         Clock.wall()
     }

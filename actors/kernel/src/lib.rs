@@ -1,4 +1,4 @@
-//! The kernel: the base of every actor of Muster.
+//! Supervised actors: the base of every actor of Muster.
 //!
 //! - [`Shell`]: an actor's thin shell; [`Cx`] is what its handler may use.
 //! - [`Address`], [`Recipient`]: counted, bounded mailboxes that survive the restarts of their actor.
@@ -7,13 +7,13 @@
 //! - [`Supervisor`], [`Spec`]: the supervision tree.
 //! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
 //! - [`Beside`]: threads and tasks that work for an actor without being one, in the same tree.
-//! - [`UnixSocket`]: a socket that a daemon serves on its machine.
+//! - `UnixSocket`: a socket that a daemon serves on its machine; with the feature `sockets`.
 //! - [`Slot`]: state that outlives a crash. [`Fuse`]: crashes half-way through a message, for tests.
 //!
-//! ractor runs the actors. The kernel adds bounded mailboxes, addresses that survive restarts, restarts with
-//! backoff and intensity, deadlines for stopping, and introspection. Actors are never named in ractor's
-//! process-wide registry: many nodes may share a test process.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
+#[cfg(feature = "sockets")]
 mod accept;
 mod address;
 mod alarm;
@@ -27,13 +27,15 @@ mod parked;
 mod shell;
 mod slot;
 mod spec;
-pub mod supervisor;
+mod supervisor;
 mod tree;
+#[cfg(feature = "sockets")]
 mod unix_socket;
 mod vitals;
 
+#[cfg(feature = "sockets")]
 pub use accept::Acceptor;
-pub use address::{Address, AskError, Recipient, Undeliverable};
+pub use address::{Address, Recipient};
 pub use alarm::Alarm;
 pub use beside::{AtWork, Beside};
 pub use clock::Clock;
@@ -45,4 +47,14 @@ pub use slot::Slot;
 pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};
 pub use supervisor::{Children, Supervisor};
 pub use tree::{ActorNumbers, AdminAction, Tree};
+#[cfg(feature = "sockets")]
 pub use unix_socket::{Access, SocketFault, UnixSocket};
+
+/// Types in the signatures of this crate, so that a program needs no further crate for them.
+pub use muster_messages::{
+    ActorExit, ActorNode, ActorState, AskId, CrashHow, ErrorBody, ErrorCode, ExitKind, HandlerTimes, Handling, Moment,
+    WallTime,
+    protocol::{AskError, Named, Reply, Undeliverable},
+};
+pub use serde_json::Value;
+pub use tokio_util::sync::CancellationToken;

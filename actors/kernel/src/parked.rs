@@ -22,6 +22,7 @@ impl<Port> Parked<Port> {
     pub fn next_id(&self) -> AskId {
         self.next
     }
+    /// Keeps a port; the core gets the id.
     pub fn park(&mut self, port: Port) -> AskId {
         let ask = self.next;
         self.next = AskId(ask.0 + 1);
@@ -32,9 +33,11 @@ impl<Port> Parked<Port> {
     pub fn take(&mut self, ask: AskId) -> Option<Port> {
         self.ports.remove(&ask)
     }
+    /// How many requests are open.
     pub fn len(&self) -> usize {
         self.ports.len()
     }
+    /// Whether no request is open.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }

@@ -12,6 +12,7 @@ use crate::Cx;
 pub struct Fault(pub String);
 
 impl Fault {
+    /// A fault with this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

@@ -21,6 +21,7 @@ impl<T> Clone for Slot<T> {
 }
 
 impl<T: Clone> Slot<T> {
+    /// An empty slot.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(None)))
     }
@@ -37,6 +38,7 @@ impl<T: Clone> Slot<T> {
             *held = Some(value);
         }
     }
+    /// The value that was set last; `None` if none was.
     pub fn get(&self) -> Option<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -21,8 +21,11 @@ pub enum Restart {
 /// Delays between restarts: `first` × 1.5ⁿ with 50 % jitter, at most `cap`; back to `first` after `stable_after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
+    /// The delay after a first failure, before jitter.
     pub first: Duration,
+    /// The longest delay.
     pub cap: Duration,
+    /// How long a run must last for the next failure to count as a first one.
     pub stable_after: Duration,
 }
 
@@ -44,7 +47,9 @@ impl Backoff {
 /// More than `max` failures within `window` end the supervisor itself: its parent decides (OTP's restart intensity).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intensity {
+    /// This many failures are tolerated.
     pub max: usize,
+    /// Older failures no longer count.
     pub window: Duration,
 }
 impl Default for Intensity {
@@ -73,7 +78,9 @@ pub enum Strategy {
 /// How a supervisor treats its children as a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
+    /// Which siblings restart with a failed one.
     pub strategy: Strategy,
+    /// How many failures end the supervisor.
     pub intensity: Intensity,
 }
 impl From<Intensity> for Group {
@@ -98,6 +105,7 @@ pub(crate) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(9);
 const _: () = assert!(STOP_DEADLINE.as_secs() + KILL_DEADLINE.as_secs() < GROUP_STOP_DEADLINE.as_secs());
 const _: () = assert!(GROUP_STOP_DEADLINE.as_secs() < SHUTDOWN_LIMIT.as_secs());
 
+/// A child: how it is made, when it restarts, how long its phases may take.
 #[derive(Clone)]
 pub struct Spec {
     pub(crate) name: String,

@@ -43,6 +43,7 @@ impl Drop for Registration {
 }
 
 impl Tree {
+    /// An empty tree.
     pub fn new() -> Self {
         Self::default()
     }
@@ -121,6 +122,7 @@ impl Tree {
         Some(vitals.stale())
     }
 
+    /// The paths of all actors, in order.
     pub fn list(&self) -> Vec<String> {
         self.paths().keys().cloned().collect()
     }

@@ -19,17 +19,40 @@ pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 /// Why a socket could not be created. `flag` is what sets its path.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketFault {
+    /// A path longer than the operating system's addresses.
     #[error(
         "the socket path {path} has {len} bytes, a Unix socket holds at most {MAX_SOCKET_PATH_BYTES}; choose a shorter one with {flag}"
     )]
-    TooLong { path: PathBuf, len: usize, flag: &'static str },
+    TooLong {
+        /// The path as given.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: usize,
+        /// What sets the path.
+        flag: &'static str,
+    },
+    /// The path is a file's that is not a socket. It stays.
     #[error("{path} exists and is not a socket; choose another path with {flag}")]
-    OtherFile { path: PathBuf, flag: &'static str },
+    OtherFile {
+        /// The path as given.
+        path: PathBuf,
+        /// What sets the path.
+        flag: &'static str,
+    },
+    /// Another process listens there.
     #[error("another process serves {path}; choose another path with {flag}")]
-    Served { path: PathBuf, flag: &'static str },
+    Served {
+        /// The path as given.
+        path: PathBuf,
+        /// What sets the path.
+        flag: &'static str,
+    },
+    /// The operating system refused it.
     #[error("cannot listen on {path}")]
     Io {
+        /// The path as given.
         path: PathBuf,
+        /// The operating system's reason.
         #[source]
         source: io::Error,
     },

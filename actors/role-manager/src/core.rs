@@ -126,10 +126,12 @@ impl RoleManager {
         self.checkpoint.clone()
     }
 
+    /// What is pending, by node.
     pub fn queues(&self) -> &Queues {
         &self.checkpoint.queues
     }
 
+    /// The steps in flight.
     pub fn outbox(&self) -> &Outbox {
         &self.checkpoint.outbox
     }

@@ -36,22 +36,34 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The collaborators of the role manager.
 #[derive(Clone)]
 pub struct Ports {
+    /// The log.
     pub raft: Recipient<RaftMemberMsg>,
+    /// The sessions with other managers, for dial-backs.
     pub mesh: Recipient<MeshMsg>,
+    /// The replicated state.
     pub replica: watch::Receiver<Arc<Replica>>,
+    /// Where it publishes its view.
     pub view: Arc<watch::Sender<Arc<RoleView>>>,
 }
 
+/// Messages of the actor.
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    /// A message of others.
     #[strum(transparent)]
     Protocol(RoleManagerMsg),
+    /// The replicated state has changed.
     ReplicaChanged,
+    /// A proposal ended.
     Committed(StepId, StepOutcome),
+    /// A dial-back ended.
     Probed(StepId, Result<(), ErrorBody>),
+    /// An offer of leadership ended.
     Transferred(StepId, bool),
+    /// A reachability check ended.
     ReachabilityChecked(StepId, Option<BTreeSet<RaftId>>),
+    /// The time that its core asked for has come.
     Woke,
 }
 
@@ -61,6 +73,7 @@ impl From<RoleManagerMsg> for Msg {
     }
 }
 
+/// One incarnation of the actor.
 pub struct RoleManagerShell {
     core: RoleManager,
     propose_deadline: Duration,

@@ -19,8 +19,10 @@ const PLACE: &[u8] = b"muster-backup/2";
 /// Why a sealed backup does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongBackup {
+    /// The key is not the backup's.
     #[error("it was sealed under another key")]
     Key,
+    /// Its content is damaged, or sealed by a newer release.
     #[error(transparent)]
     Seal(#[from] WrongSeal),
 }

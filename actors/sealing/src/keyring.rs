@@ -59,21 +59,31 @@ impl KeyUse {
 /// Why a file is not a keyring that this build can use. Quotes none of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyringFault {
+    /// The file is damaged; where.
     #[error("the keyring is damaged: {0}")]
     Damaged(&'static str),
+    /// A newer release wrote it, in this format.
     #[error("the keyring has format {0}, and this build supports format {FORMAT}: use the build that wrote it")]
     Newer(u32),
     /// It has an unlock slot, and no key was given.
     #[error("the keyring is locked, with version {version} of the cluster's unlock key")]
-    Locked { version: u64 },
+    Locked {
+        /// The version of the unlock key that it needs.
+        version: u64,
+    },
     /// SEAL-6. The replicated state contradicts itself, or is another cluster's.
     #[error("version {version} of the unlock key is already in the keyring, with another key")]
-    Conflict { version: u64 },
+    Conflict {
+        /// The version that both keys claim.
+        version: u64,
+    },
     #[error(
         "the keyring is missing: put the file back from a backup of this node, or remove the node from the cluster, empty the data \
          directory and join again"
     )]
+    /// There is no keyring where one is needed.
     Absent,
+    /// The operating system's reason.
     #[error("the keyring cannot be read or written: {0}")]
     Io(String),
 }
@@ -83,9 +93,14 @@ pub enum KeyringFault {
 pub enum UnlockRefusal {
     /// The key of another version, or of another cluster.
     #[error("this is not version {version} of the cluster's unlock key, with which this node is sealed")]
-    WrongKey { version: u64 },
+    WrongKey {
+        /// The version of the unlock key that it needs.
+        version: u64,
+    },
+    /// It is open already.
     #[error("the keyring is not locked")]
     NotLocked,
+    /// The keyring cannot be used at all.
     #[error(transparent)]
     Fault(#[from] KeyringFault),
 }

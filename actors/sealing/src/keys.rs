@@ -46,9 +46,17 @@ pub enum KeysStatus {
     /// No keyring: a worker, or a node that has nothing sealed yet.
     Absent,
     /// Sealed with this version of the unlock key, which was not given yet.
-    Locked { version: u64 },
+    Locked {
+        /// The version of the unlock key that it needs.
+        version: u64,
+    },
     /// Usable. `sealed`: the file opens only with version `version` of the unlock key; otherwise with a key that lies beside it.
-    Open { version: u64, sealed: bool },
+    Open {
+        /// The version of the unlock key.
+        version: u64,
+        /// Whether only that key opens the file.
+        sealed: bool,
+    },
 }
 
 enum State {
@@ -87,6 +95,7 @@ impl Keys {
         &self.0.path
     }
 
+    /// The state of the keyring, without its keys.
     pub fn status(&self) -> KeysStatus {
         match &*self.state() {
             State::Absent => KeysStatus::Absent,

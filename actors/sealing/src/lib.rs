@@ -9,6 +9,8 @@
 //!
 //! Why one small file for all keys: it is replaced atomically, so keys and what wraps them cannot contradict each other.
 
+#![deny(missing_docs)]
+
 mod backup;
 mod crypto;
 pub mod files;

@@ -36,10 +36,13 @@ const MAX_CIPHERS: usize = 64;
 /// Why a record or a file does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongSeal {
+    /// Too few bytes.
     #[error("it is too short to be sealed")]
     Short,
+    /// A newer release wrote it, in this format.
     #[error("it is sealed in format {0}, and this build supports format {VERSION}")]
     Newer(u8),
+    /// The keyring has no key with this id.
     #[error("it is sealed with key {0}, which is not in the keyring")]
     UnknownKey(KeyId),
     /// Changed, cut off, or written for another place.
@@ -88,6 +91,7 @@ pub struct Opener {
 }
 
 impl Opener {
+    /// Opens what one of these keys sealed.
     pub fn new(keys: Vec<DataKey>) -> Self {
         Self { keys, ciphers: BTreeMap::new() }
     }

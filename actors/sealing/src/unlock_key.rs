@@ -16,8 +16,10 @@ const CHECK_DIGITS: usize = 4;
 /// Why a text is not an unlock key. Quotes no part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadUnlockKey {
+    /// The text does not have the form of an unlock key.
     #[error("not an unlock key: it must look like {PREFIX}<{DIGITS} digits of 0-9a-z>-<{CHECK_DIGITS} digits>")]
     Form,
+    /// A version of the form that this release does not know.
     #[error("unsupported version of an unlock key; this release supports {PREFIX}…")]
     Version,
     /// A digit was mistyped.

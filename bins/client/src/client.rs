@@ -20,10 +20,13 @@ use crate::identity;
 /// The servers of a client.
 #[derive(Clone, Debug)]
 pub enum Target {
+    /// The admin socket of the daemon on this machine.
     Socket(PathBuf),
     /// One of the managers, over TLS.
     Managers {
+        /// Connects with the caller's identity.
         dialer: Box<Dialer>,
+        /// Their addresses, `host:port`.
         managers: Vec<String>,
     },
 }

@@ -12,11 +12,13 @@ use tokio::net::UnixStream;
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
+    /// The server answered with an error.
     #[error("{0}")]
     Refused(ErrorBody),
     /// The outcome of the call is unknown.
     #[error("the connection was lost: {0}")]
     Lost(String),
+    /// No answer came in time. The outcome is unknown.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
 }

@@ -8,8 +8,11 @@ use serde_json::{Value, json};
 pub struct Failure {
     /// A word that scripts match.
     pub code: String,
+    /// The exit status of `muster` for it.
     pub exit: u8,
+    /// A sentence for people.
     pub message: String,
+    /// What programs may use, as JSON.
     pub details: Value,
 }
 

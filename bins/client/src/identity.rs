@@ -15,9 +15,13 @@ use crate::failure::{Failure, Outcome};
 /// The file that `muster user create` writes and `--identity` reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Identity {
+    /// The user's name.
     pub name: Name,
+    /// The user's certificate, in PEM.
     pub cert_pem: String,
+    /// The private key, in PEM.
     pub key_pem: Secret,
+    /// The cluster's roots, in PEM.
     pub root_pem: String,
     /// `host:port` of the managers when the file was created; a local daemon's socket has newer ones.
     pub managers: Vec<String>,

@@ -5,6 +5,9 @@
 //! - [`Failure`] is a failed call or command: a code, a sentence, and the exit status that follows from the code.
 //! - [`progress`] decides whether a role change has settled, [`rotation_progress`] how far a root rotation is,
 //!   [`autolock_progress`] whether the managers have taken an unlock key.
+//!
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
 mod autolock;
 mod client;
@@ -21,3 +24,7 @@ pub use self::failure::{Failure, Outcome};
 pub use self::identity::Identity;
 pub use self::rotation::{RotationGoal, rotation_progress, unrevoked};
 pub use self::settled::{Progress, progress, remaining_work};
+/// Types in the signatures of this crate, so that a program needs no further crate for them.
+pub use muster_gateway::{BoxStream, Dialer, Framed};
+pub use muster_messages::wire::{ListOf, Request};
+pub use muster_messages::{ErrorBody, ErrorCode, EventsView, Name, RequestId, Revision, Secret, StatusView};

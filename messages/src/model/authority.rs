@@ -11,7 +11,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
-use super::view::word;
+use super::word;
 use super::{IssuedCertificate, Liveness, NodeId, Revision, RootId, Secret, Tables, Token, WallTime};
 
 /// The most roots on record, in whatever state. A rotation adds one.

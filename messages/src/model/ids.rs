@@ -5,10 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::WallTime;
-
-/// Length of a node or cluster id: 25 base-36 digits hold 128 bits.
-pub const ID_LEN: usize = 25;
+use super::{ID_LEN, WallTime};
 
 /// Why a text is not a valid identifier or name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,10 +26,6 @@ fn base36(mut n: u128) -> [u8; ID_LEN] {
     }
     out
 }
-
-/// A request whose reply port an actor's shell keeps. Its core answers under this id and never sees the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AskId(pub u64);
 
 macro_rules! base36_id {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {

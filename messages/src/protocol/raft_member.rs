@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Named, Reply};
+use super::{AskError, Named, Reply};
 use crate::model::{
     Command, CommandRefusal, ErrorBody, ErrorCode, MembershipChange, NodeId, RaftId, Replica, Revision,
 };
@@ -56,6 +56,18 @@ pub enum SnapshotOutcome {
 
 fn names(missing: &[NodeId]) -> String {
     missing.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// How a proposal ended whose answer is missing.
+impl From<AskError> for ProposeError {
+    fn from(why: AskError) -> Self {
+        match why {
+            AskError::Full => ProposeError::Busy,
+            AskError::Down => ProposeError::NotLeader { leader: None },
+            // In its mailbox or in flight.
+            AskError::Closed | AskError::TimedOut => ProposeError::UnknownOutcome,
+        }
+    }
 }
 
 impl From<ProposeError> for ErrorBody {

@@ -32,6 +32,7 @@ impl Company {
     pub fn subordinate(&self, name: &str) -> Self {
         self.subordinate_with(name, |_| {})
     }
+    /// A subordinate whose certificate is changed before it is signed.
     pub fn subordinate_with(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Self {
         let (key, mut params) = (KeyPair::generate().expect("a key"), params(name));
         change(&mut params);
@@ -46,6 +47,7 @@ impl Company {
     pub fn sign(&self, csr_pem: &str) -> String {
         self.sign_with(csr_pem, |_| {})
     }
+    /// Signs a request that is changed before.
     pub fn sign_with(&self, csr_pem: &str, change: impl FnOnce(&mut CertificateParams)) -> String {
         let mut request = CertificateSigningRequestParams::from_pem(csr_pem).expect("a request");
         change(&mut request.params);

@@ -52,6 +52,7 @@ impl LoggedLevels {
         };
         Self { levels, _guard: tracing::subscriber::set_default(Events { level: Level::TRACE, note }) }
     }
+    /// The levels so far.
     pub fn levels(&self) -> Vec<Level> {
         locked(&self.levels).clone()
     }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use muster_kernel::{Address, Children, Cx, Fault, Fuse, Shell, Spec, Tree};
-use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorExit, ActorNode, CrashHow, ErrorBody, ErrorCode, ExitKind};
+use muster_kernel::{
+    ActorExit, ActorNode, Address, Children, CrashHow, Cx, ErrorBody, ErrorCode, ExitKind, Fault, Fuse, Named, Reply,
+    Shell, Spec, Tree,
+};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 

@@ -1,8 +1,6 @@
 //! One process's tree of actors.
 
-use muster_kernel::{Children, Cx, Fault, Intensity, Shell, Spec, Supervisor, Tree};
-use muster_messages::protocol::Named;
-use muster_messages::{ActorNode, ActorState};
+use muster_kernel::{ActorNode, ActorState, Children, Cx, Fault, Intensity, Named, Shell, Spec, Supervisor, Tree};
 use tokio::time::Instant;
 
 use crate::WAIT_LIMIT;

@@ -1,13 +1,15 @@
-//! A test kit for actors: any actor, alone, between probes. It depends on the kernel and the messages, and on no actor of Muster.
+//! A test kit for actors: any actor, alone, between probes. It depends on the kernel, and on no actor of Muster.
 //!
 //! - [`Probe`]: a mailbox without behaviour, or with a script's. It stands in for the collaborators of the actor
 //!   under test.
 //! - [`ActorHarness`]: a real root supervisor for one test. At its end every unnoticed error fails the test: an actor
 //!   or task that outlived it, an ERROR in the log, an unexpected panic.
-//! - [`company`]: certificate authorities above a cluster.
-//! - [`Schemas`]: whether an answer is as the description of the HTTP API says.
 //! - [`history`]: decides whether what clients saw of registers is linearizable. For scenarios with
 //!   several processes, real or simulated.
+//! - `company`, with the feature `authorities`: certificate authorities above a cluster.
+//! - `Schemas`, with the feature `schemas`: whether an answer is as the description of an HTTP API says.
+//!
+#![doc = include_str!("../README.md")]
 //!
 //! # A whole test
 //! Everything that a test of a new actor needs; copy it and replace the waiter by your actor.
@@ -30,6 +32,9 @@
 //!   in real time, where a failure costs [`WAIT_LIMIT`];
 //! - factories, and whatever else runs on the blocking pool, hold the clock while they run.
 
+#![deny(missing_docs)]
+
+#[cfg(feature = "authorities")]
 pub mod company;
 mod events;
 mod harness;
@@ -39,6 +44,7 @@ mod journal;
 mod observed;
 mod points;
 mod probe;
+#[cfg(feature = "schemas")]
 mod schema;
 
 use std::time::Duration;
@@ -48,6 +54,7 @@ pub use harness::{ActorHarness, eventually, eventually_some, insisting, insistin
 pub use host::{Host, Idle, Never};
 pub use points::{at_every_point, at_every_point_twice};
 pub use probe::{Probe, answered};
+#[cfg(feature = "schemas")]
 pub use schema::Schemas;
 
 /// How long the kit waits for a condition: longer than a machine with ten other jobs needs. Only a failing

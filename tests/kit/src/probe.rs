@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use muster_kernel::{Recipient, Undeliverable};
-use muster_messages::protocol::{Named, Reply};
+use muster_kernel::{Named, Recipient, Reply, Undeliverable};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 

@@ -58,11 +58,20 @@ pub enum Ending {
     /// No renewal was confirmed within the renew deadline.
     Lapsed,
     /// The lease is another's, or has no holder.
-    Overtaken { by: Option<String> },
+    Overtaken {
+        /// Its holder, if there is one.
+        by: Option<String>,
+    },
     /// The work yielded to the holder that a coordinator prefers.
-    Yielded { to: String },
+    Yielded {
+        /// The preferred holder.
+        to: String,
+    },
     /// The cluster refuses us permanently.
-    Refused { why: String },
+    Refused {
+        /// The cluster's reason.
+        why: String,
+    },
 }
 
 impl Ending {
@@ -156,14 +165,18 @@ pub enum Signal {
 pub struct ElectorView {
     /// `campaigning`, `leading`, `draining`, `releasing`, `stopped`.
     pub phase: &'static str,
+    /// The leader, as far as known.
     pub leader: Option<String>,
+    /// The token of the current term.
     pub token: Option<FencingToken>,
     /// When the last confirmed renewal was sent, by the elector's clock: it means nothing elsewhere.
     #[serde(skip)]
     pub renewed: Option<Moment>,
     /// Why there is no progress, if an operator must act.
     pub blocked: Option<String>,
+    /// Terms of leadership so far.
     pub terms: u64,
+    /// Renewals that were confirmed.
     pub renewals: u64,
     /// Attempts to renew that were not confirmed.
     pub failures: u64,

@@ -14,11 +14,17 @@ use time::{OffsetDateTime, UtcOffset};
 pub struct Record {
     /// Empty: no holder.
     pub holder: String,
+    /// How long the lease lasts after a renewal.
     pub lease_duration: Duration,
+    /// When the holder took it, by its own account.
     pub acquired: Option<MicroTime>,
+    /// When the holder renewed it, by its own account.
     pub renewed: Option<MicroTime>,
+    /// How often the holder changed.
     pub transitions: i32,
+    /// By which strategy a coordinator chooses; `None`: there is no coordinator.
     pub strategy: Option<String>,
+    /// The holder that the coordinator prefers.
     pub preferred_holder: Option<String>,
 }
 
@@ -87,7 +93,9 @@ pub(crate) fn show_time(at: MicroTime) -> Option<String> {
 /// The record with its version in the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Versioned {
+    /// What it says.
     pub record: Record,
+    /// Its version, with which the next write proves that it has seen this one.
     pub resource_version: String,
     /// The holder's fencing token, if a Muster cluster reports one.
     pub token: Option<FencingToken>,
@@ -101,15 +109,19 @@ impl Versioned {
     }
 }
 
+/// Why a lock's request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
+    /// Create it.
     #[error("the lease does not exist")]
     NotFound,
     /// Another client wrote it since it was read, or created it first.
     #[error("another client wrote the lease")]
     Conflict,
+    /// It is not a lease, or not one that this release understands.
     #[error("the lease cannot be read: {0}")]
     Unreadable(String),
+    /// The API refused, or did not answer.
     #[error("{0}")]
     Other(String),
 }

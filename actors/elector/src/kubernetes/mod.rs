@@ -29,10 +29,30 @@ pub const FENCING_TOKEN: &str = "muster.dev/fencing-token";
 /// A request to an API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ApiRequest {
-    Get { path: String },
-    Post { path: String, body: Value },
-    Put { path: String, body: Value },
-    Delete { path: String },
+    /// Reads an object.
+    Get {
+        /// Its path, from the API's root.
+        path: String,
+    },
+    /// Creates an object.
+    Post {
+        /// The path of its collection.
+        path: String,
+        /// The object.
+        body: Value,
+    },
+    /// Replaces an object.
+    Put {
+        /// Its path.
+        path: String,
+        /// The object.
+        body: Value,
+    },
+    /// Deletes an object.
+    Delete {
+        /// Its path.
+        path: String,
+    },
 }
 
 /// An error answer.
@@ -41,6 +61,7 @@ pub enum ApiRequest {
 pub struct ApiError {
     /// The HTTP status; 0 if there was no answer.
     pub status: u16,
+    /// The server's message, or why there is no answer.
     pub message: String,
 }
 

@@ -55,6 +55,7 @@ pub(crate) enum SupervisorMsg {
     /// Answered by the handler: it is not stuck.
     Beat(oneshot::Sender<()>),
 }
+#[cfg(feature = "cluster")]
 impl ractor::Message for SupervisorMsg {}
 impl SupervisorMsg {
     /// The message's name in the live tree while it is handled.

@@ -181,6 +181,7 @@ impl Core {
     }
 
     /// The run that is current for a child; reports of others are stale.
+    #[cfg(test)]
     pub fn run_of(&self, name: &str) -> Option<u64> {
         self.children.get(name).map(|c| c.run)
     }

@@ -6,7 +6,7 @@
 //! at its own path, and never blocks its parent.
 
 mod children;
-pub mod core;
+mod core;
 mod group;
 mod root;
 mod shell;

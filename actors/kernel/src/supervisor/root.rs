@@ -29,6 +29,7 @@ impl Supervisor {
         vitals.enter(ActorState::Healthy);
         Ok(Self { children, vitals, _registration: registration })
     }
+    /// The children of the root: where a program starts its actors.
     pub fn children(&self) -> &Children {
         &self.children
     }

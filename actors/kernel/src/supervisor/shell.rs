@@ -1,6 +1,7 @@
 //! The supervisor's shell: a ractor actor that launches, stops and kills.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +73,12 @@ pub(super) struct State {
     end_reason: Option<String>,
 }
 
+/// A number that differs between supervisors and between processes: the delays of restarts must not coincide. Not a secret, and not worth a
+/// dependency.
+fn seed() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 impl Actor for SupervisorActor {
     type Msg = SupervisorMsg;
     type State = State;
@@ -79,7 +86,7 @@ impl Actor for SupervisorActor {
 
     async fn pre_start(&self, me: ActorRef<Self::Msg>, args: Self::Arguments) -> Result<State, ActorProcessingErr> {
         args.fence.enter(me.get_cell())?;
-        let core = Core::new(args.group, rand::random());
+        let core = Core::new(args.group, seed());
         Ok(State {
             args,
             core,

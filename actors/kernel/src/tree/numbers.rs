@@ -17,14 +17,19 @@ use crate::vitals::Vitals;
 pub struct ActorNumbers {
     /// How many there are now, by state.
     pub states: BTreeMap<ActorState, u64>,
+    /// Messages waiting.
     pub mailbox: u64,
     /// Of those that have one, together; 0: none has.
     pub mailbox_limit: u64,
     /// How long the oldest message in progress has been.
     pub handling_ms: u64,
+    /// Restarts, ever.
     pub restarts: u64,
+    /// Messages refused because a mailbox was full, ever.
     pub refused: u64,
+    /// Messages, timers and reports of older incarnations that were dropped, ever.
     pub stale: u64,
+    /// How long handlers took, ever.
     pub handler_times: HandlerTimes,
 }
 

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 use muster_messages::NodeId;
 use serde::{Deserialize, Serialize};
 
+/// The order of membership changes, of which one is in flight at a time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MembershipSlot {
     /// In order of arrival.

@@ -40,9 +40,11 @@ const REPEATED_WITHIN: Duration = Duration::from_secs(20);
 pub struct EarlyDial {
     /// Of the certificate.
     pub serial: String,
+    /// What became of it.
     pub phase: EarlyDialPhase,
 }
 
+/// The phases of an early dial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum EarlyDialPhase {
     /// It begins at this time, unless the node asks before.
@@ -53,24 +55,30 @@ pub enum EarlyDialPhase {
     Found(Proven),
 }
 
+/// A node answered at its address.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Proven {
+    /// The address, `host:port`.
     pub addr: String,
+    /// The proof counts until then.
     pub until: Moment,
 }
 
 /// A learner on its way to voter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Learner {
+    /// Its member id.
     pub raft_id: RaftId,
     /// The commit index when its membership was first seen: the learner must have at least this, so that an empty log in a
     /// young cluster does not pass for a complete one.
     pub target: u64,
+    /// The newest entry that it has acknowledged.
     pub matched: u64,
     /// When it last acknowledged anything, or when its membership was first seen.
     pub last_ack: Moment,
     /// True once it has acknowledged anything.
     pub answered: bool,
+    /// Whether it is receiving a snapshot.
     pub in_snapshot: bool,
 }
 

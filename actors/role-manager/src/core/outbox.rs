@@ -9,10 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Effect, Now, StepId};
 
+/// A step in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outgoing {
+    /// The node that it is for.
     pub node: NodeId,
+    /// What was sent.
     pub sent: Sent,
+    /// Since when it has been in flight.
     pub since: Now,
     /// Applied at this revision. The step ends once the observed state is that new: until then the facts are old.
     pub applied: Option<Revision>,
@@ -21,16 +25,25 @@ pub struct Outgoing {
     pub again_at: Option<Moment>,
 }
 
+/// What a step sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Sent {
     /// A caller's request.
-    RoleRequest { command: Box<Command>, leaves: bool },
+    RoleRequest {
+        /// The command.
+        command: Box<Command>,
+        /// Whether the node leaves the managers by it.
+        leaves: bool,
+    },
     /// A command of the role manager's own.
     Write(Box<Command>),
     /// A change of the Raft configuration.
     Membership(MembershipChange),
     /// Leadership was offered to this node.
-    Transfer { to: NodeId },
+    Transfer {
+        /// The node that should lead.
+        to: NodeId,
+    },
 }
 
 impl Outgoing {
@@ -49,10 +62,12 @@ impl Outgoing {
     }
 }
 
+/// The steps in flight, by number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outbox(BTreeMap<StepId, Outgoing>);
 
 impl Outbox {
+    /// All of them, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (StepId, &Outgoing)> {
         self.0.iter().map(|(step, outgoing)| (*step, outgoing))
     }

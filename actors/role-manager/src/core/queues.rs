@@ -12,13 +12,17 @@ use super::plan::Wait;
 /// One node that is not settled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
+    /// What was requested.
     pub wants: Wants,
+    /// What it waits for, as a word.
     pub reason: WaitReason,
+    /// The same as a sentence.
     pub message: String,
     /// Since when for this reason.
     pub since: WallTime,
     /// Since when for any reason, as seen by this leader.
     pub began: WallTime,
+    /// When it is tried again, if that is known.
     pub retry_at: Option<WallTime>,
     /// Whether callers that wait for the node to settle wait for this.
     pub holds: bool,
@@ -27,15 +31,19 @@ pub struct Pending {
 /// A node is in one of them while work on it remains, and in neither once it is settled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queues {
+    /// Nodes whose role or membership is being changed.
     pub reconciliation: BTreeMap<NodeId, Pending>,
+    /// Nodes that are being removed.
     pub removal: BTreeMap<NodeId, Pending>,
 }
 
 impl Queues {
+    /// The entry of a node; `None`: it is settled.
     pub fn get(&self, node: NodeId) -> Option<&Pending> {
         self.removal.get(&node).or_else(|| self.reconciliation.get(&node))
     }
 
+    /// All entries.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Pending)> {
         (self.reconciliation.iter()).chain(&self.removal).map(|(n, p)| (*n, p))
     }

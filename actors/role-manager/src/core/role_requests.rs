@@ -19,19 +19,30 @@ use super::quorum::{Electorate, QuorumCheck};
 use super::reachability::Required;
 use super::{Answer, AskId, Config, Effect, Moment, Now, StepId, not_leading, refuse};
 
+/// What a caller requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RequestedChange {
+    /// That the node get this role.
     Role(Role),
-    Remove { force: bool },
+    /// That the node be removed.
+    Remove {
+        /// Also one that is not down, or that is a manager.
+        force: bool,
+    },
 }
 
 /// A request that has not been answered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoleRequest {
+    /// Under this id the caller is answered.
     pub ask: AskId,
+    /// The node.
     pub node: NodeId,
+    /// What is requested for it.
     pub change: RequestedChange,
+    /// The caller.
     pub by: Principal,
+    /// The caller's own id of the request: repeated under the same one, it is carried out once.
     pub request: RequestId,
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::word;
+use crate::base::word;
 use crate::model::{Event, EventKind, MEMBERS_NAMESPACE, NodeId, Principal, RUNNERS_NAMESPACE, Revision, WallTime};
 
 /// The author of a change.

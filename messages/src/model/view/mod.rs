@@ -33,12 +33,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Revision;
 
-/// The contract's word for one of its fixed values, as in JSON; empty if it has none.
-pub fn word(value: impl Serialize) -> String {
-    let value = serde_json::to_value(value).ok();
-    value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
-}
-
 /// A list in an answer. The lists that may be stale have types of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListView<T> {

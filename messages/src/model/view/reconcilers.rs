@@ -82,7 +82,7 @@ impl GateStatusView {
     /// The word for its state: `done`, `working`, `unreadable`.
     pub fn state(&self) -> String {
         match self {
-            Self::Readable(entry) => super::word(entry.state),
+            Self::Readable(entry) => crate::base::word(entry.state),
             Self::Unreadable { state, .. } => state.clone(),
         }
     }

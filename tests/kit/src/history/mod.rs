@@ -37,6 +37,7 @@ struct Recorded {
 /// One operation that has begun.
 #[derive(Clone, Debug)]
 pub struct StartedOp {
+    /// The register.
     pub key: String,
     /// What it writes; `None` for a read.
     pub writes: Option<Value>,
@@ -46,7 +47,9 @@ pub struct StartedOp {
 /// The result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
+    /// It was written.
     Wrote,
+    /// It was read, with this value.
     ReadValue(Value),
     /// It was never sent.
     Nothing,

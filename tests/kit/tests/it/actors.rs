@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use muster_kernel::{Address, Backoff, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::{Named, Reply};
+use muster_kernel::{Address, Backoff, Cx, Fault, Named, Reply, Shell, Spec};
 
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]

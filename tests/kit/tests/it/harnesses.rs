@@ -1,7 +1,6 @@
 //! How an actor harness ends.
 
-use muster_kernel::{Address, Fault, Spec};
-use muster_messages::CrashHow;
+use muster_kernel::{Address, CrashHow, Fault, Spec};
 use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point};
 
 use crate::actors::{Msg, Rogue, rogue};
@@ -137,7 +136,7 @@ fn panic_in_factory_on_another_thread_fails_the_test() {
     let why = ends_badly(async |harness, _| {
         let make = || -> Result<Rogue, Fault> { panic!("no such file") };
         harness.start_actor(Spec::actor("late", Address::new(1), make).contained());
-        let failed = |actor: &muster_messages::ActorNode| !actor.last_exits.is_empty();
+        let failed = |actor: &muster_kernel::ActorNode| !actor.last_exits.is_empty();
         harness.until("node/late", "failed", failed).await;
         harness.children().stop_and_wait("late").await;
     });

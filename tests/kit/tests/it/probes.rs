@@ -145,7 +145,7 @@ async fn actor_in_front_of_probe_may_crash() {
     let address = harness.address_of(&probe).await;
     address.tell(Msg::Error("1")).unwrap();
     assert_eq!(probe.expect("the first", text).await, "1");
-    harness.crash("node/disk", muster_messages::CrashHow::Kill);
+    harness.crash("node/disk", muster_kernel::CrashHow::Kill);
     harness.healthy("node/disk", 2).await;
     address.tell(Msg::Error("2")).unwrap();
     assert_eq!(probe.expect("the second", text).await, "2");

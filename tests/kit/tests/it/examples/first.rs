@@ -1,7 +1,6 @@
-//! The first example of `tests/kit/OVERVIEW.md`, which shows it from the first import on.
+//! The first example of `tests/kit/README.md`, which shows it from the first import on.
 
-use muster_kernel::{Address, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::{Named, Reply};
+use muster_kernel::{Address, Cx, Fault, Named, Reply, Shell, Spec};
 use muster_testkit::{ActorHarness, WAIT_LIMIT};
 
 #[derive(Named)]

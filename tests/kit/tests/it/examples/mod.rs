@@ -6,7 +6,7 @@ mod script;
 mod whole;
 
 #[test]
-fn overview_shows_the_first_example() {
+fn first_page_shows_the_first_example() {
     let (_, code) = include_str!("first.rs").split_once("\n\n").expect("its first line says what it is");
-    assert!(include_str!("../../../OVERVIEW.md").contains(code), "copy tests/it/examples/first.rs into OVERVIEW.md");
+    assert!(include_str!("../../../README.md").contains(code), "copy tests/it/examples/first.rs into README.md");
 }

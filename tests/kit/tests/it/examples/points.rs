@@ -1,7 +1,6 @@
 //! An actor that keeps its guarantee across every crash.
 
-use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
-use muster_messages::protocol::{Named, Reply};
+use muster_kernel::{Address, Cx, Fault, Named, Reply, Shell, Slot, Spec};
 use muster_testkit::{ActorHarness, at_every_point, insisting};
 
 struct Add {

@@ -1,6 +1,6 @@
 //! A probe whose script answers some of the messages.
 
-use muster_messages::protocol::{Named, Reply};
+use muster_kernel::{Named, Reply};
 use muster_testkit::{Probe, WAIT_LIMIT, answered};
 
 #[derive(Named)]

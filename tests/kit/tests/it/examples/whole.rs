@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use muster_kernel::{Address, Cx, Fault, Recipient, Shell, Spec};
-use muster_messages::CrashHow;
-use muster_messages::protocol::{Named, Reply};
+use muster_kernel::{Address, CrashHow, Cx, Fault, Named, Recipient, Reply, Shell, Spec};
 use muster_testkit::{ActorHarness, WAIT_LIMIT};
 
 // Messages of the actor under test: orders, which it counts and passes on.

@@ -5,20 +5,27 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Name, NodeId, WallTime};
+use super::WallTime;
 
 /// An actor's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActorState {
+    /// It is being made, or has not reported that it can work.
     Starting,
+    /// It works.
     Healthy,
+    /// It ended in order and is not started again.
     Done,
+    /// It failed and waits for its next start.
     BackingOff,
+    /// It was asked to stop, or is being killed.
     Stopping,
     /// Ignored both stop and kill; fenced off by its incarnation.
     Stuck,
+    /// It has ended.
     Dead,
+    /// It failed too often: its supervisor's parent decides.
     Escalated,
 }
 
@@ -28,26 +35,35 @@ pub enum ActorState {
 pub enum ExitKind {
     /// It was asked to stop, or had nothing left to do.
     Normal,
+    /// Its handler, its start or its stop returned an error.
     Error,
+    /// Its code panicked.
     Panic,
+    /// It was killed: on request, or because it did not stop in time.
     Killed,
     /// It never started.
     Start,
+    /// It did not end when it was killed, and was given up.
     Stuck,
 }
 
 /// One past exit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActorExit {
+    /// How it ended.
     pub kind: ExitKind,
+    /// Why.
     pub text: String,
+    /// When.
     pub at: WallTime,
 }
 
 /// The message in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handling {
+    /// The message's name.
     pub message: String,
+    /// How long it has been in progress.
     pub for_ms: u64,
 }
 
@@ -61,6 +77,7 @@ pub const HANDLER_BOUNDS_MS: [f64; 6] = [0.1, 1.0, 10.0, 100.0, 1_000.0, 10_000.
 pub struct HandlerTimes {
     /// By bound; the last are those above all bounds.
     pub counts: [u64; HANDLER_BOUNDS_MS.len() + 1],
+    /// All of them together.
     pub sum: Duration,
 }
 
@@ -126,11 +143,17 @@ impl From<HandlerTimesView> for HandlerTimes {
 /// One actor and its children, only as JSON: the view is free-form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ActorNode {
+    /// Its place in the tree, such as `node/api`.
     pub path: String,
+    /// The kind of actor.
     pub kind: String,
+    /// The number of its present incarnation, from 1.
     pub incarnation: u64,
+    /// What it is doing.
     pub state: ActorState,
+    /// Since when it has been in this state.
     pub since: WallTime,
+    /// How often it was started again.
     pub restarts: u64,
     /// Messages waiting.
     pub mailbox: u64,
@@ -142,15 +165,20 @@ pub struct ActorNode {
     /// Messages, timers and reports of older incarnations that were dropped, ever.
     #[serde(default)]
     pub stale: u64,
+    /// Messages handled, ever.
     pub handled: u64,
+    /// The message in progress.
     pub handling: Option<Handling>,
+    /// How long its handlers took.
     #[serde(default)]
     pub handler_times: HandlerTimes,
     /// The last eight, oldest first.
     pub last_exits: Vec<ActorExit>,
+    /// Its own view of its state.
     pub view: serde_json::Value,
     /// The age of the view: old if the actor is busy or stuck.
     pub view_age_ms: Option<u64>,
+    /// The actors below it.
     pub children: Vec<ActorNode>,
     /// Children that are omitted because there are too many of their kind, by kind.
     #[serde(default)]
@@ -183,18 +211,10 @@ impl ActorNode {
     }
 }
 
-/// An answer about actors, and the node that gave it. Earlier releases do not report the node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OfNodeView<T> {
-    pub node: Option<NodeId>,
-    pub node_name: Option<Name>,
-    #[serde(flatten)]
-    pub answer: T,
-}
-
 /// An actor that is being restarted or crashed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActorActionView {
+    /// The actor's path.
     pub path: String,
     /// Present and true: it is being restarted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -204,34 +224,21 @@ pub struct ActorActionView {
     pub crashed: Option<CrashHow>,
 }
 
-/// The actors of one node, of all nodes: an item of `muster actors --all`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct NodeActorsView {
-    pub node: NodeId,
-    pub name: Option<Name>,
-    /// `None`: the node did not answer.
-    pub root: Option<ActorNode>,
-    /// Why the node did not answer. `None`: it did.
-    pub error: Option<NodeErrorView>,
-}
-
-/// Why a node did not answer.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct NodeErrorView {
-    pub message: String,
-}
-
 /// How `muster actors crash` ends an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CrashHow {
+    /// It panics.
     Panic,
+    /// Its handler returns an error.
     Error,
+    /// It is killed.
     Kill,
     /// Blocks the handler for a while.
     Hang,
     /// It ends in order, and this many of its next starts fail. Forgotten when its supervisor ends.
     Start {
+        /// How many starts fail.
         times: u32,
     },
 }

@@ -13,6 +13,7 @@ impl Rng {
         Self(seed)
     }
 
+    /// The next number of the sequence.
     pub fn sample(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::word;
+/// The contract's word for one of its fixed values, as in JSON; empty if it has none.
+pub fn word(value: impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+}
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $variant:ident => $http:literal, $exit:literal;)*) => {
@@ -22,33 +26,57 @@ macro_rules! codes {
 }
 
 codes! {
+    /// The request is malformed, or what it names is.
     Invalid => 400, 2;
+    /// The caller has no valid identity.
     Unauthenticated => 401, 6;
+    /// The caller may not make this request.
     Forbidden => 403, 6;
+    /// What the request names does not exist.
     NotFound => 404, 4;
+    /// The state has changed, or another holds what was asked for.
     Conflict => 409, 8;
+    /// The cluster would be left without a manager.
     LastManager => 409, 6;
+    /// A majority of the managers might not answer afterwards.
     QuorumAtRisk => 409, 6;
+    /// A manager is demoted before it is removed.
     DemoteFirst => 409, 6;
+    /// A node that answers is removed only by force.
     NodeNotDown => 409, 6;
+    /// The node is blocked.
     Blocked => 409, 6;
+    /// The node is not a manager any more.
     Demoted => 409, 6;
+    /// The node is not in the cluster any more.
     Removed => 409, 6;
+    /// The join token is not of this cluster, or was revoked.
     BadToken => 409, 6;
+    /// The join token has expired.
     TokenExpired => 409, 6;
+    /// The join token was used as often as it may be.
     TokenUsedUp => 409, 6;
+    /// The root is not the one that the token names.
     DigestMismatch => 409, 6;
+    /// This node is not a manager: ask one.
     NotAManager => 409, 6;
     /// A serving member is incompatible with it, or a gate does not admit a member.
     GateClosed => 409, 6;
+    /// The request is larger than its limit.
     TooLarge => 413, 2;
+    /// A limit of concurrent requests is reached.
     TooManyRequests => 429, 6;
+    /// No majority of the managers answers.
     NoQuorum => 503, 5;
+    /// The server cannot be reached, or is starting.
     Unreachable => 503, 5;
+    /// This manager has not applied the state that the request needs.
     NotKnownHereYet => 503, 5;
     /// Leadership was lost while the proposal was in flight: retry with the same request id.
     UnknownOutcome => 503, 5;
+    /// The deadline passed before there was an answer.
     TimedOut => 504, 3;
+    /// A bug, or a fault of the machine.
     Internal => 500, 1;
     /// The replicated state has no room for this change. Deletions and renewals are still possible.
     StateFull => 507, 6;
@@ -56,6 +84,7 @@ codes! {
     AuditUnavailable => 503, 5;
     /// The cluster has a root with this key already.
     SameKey => 409, 6;
+    /// The cluster has as many roots as it may have.
     TooManyRoots => 409, 6;
     /// Managers, or certificates that are valid, depend on the root.
     RootInUse => 409, 6;
@@ -85,6 +114,7 @@ impl std::fmt::Display for ErrorCode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct ErrorBody {
+    /// What scripts match.
     pub code: ErrorCode,
     /// What was refused, why, and what would help; lower case, no full stop.
     pub message: String,
@@ -190,9 +220,11 @@ pub enum RefusalReason {
     Removed,
     /// Try another manager.
     NotKnownHereYet,
+    /// Ask a manager.
     NotAManager,
     /// No certificate where one is required, or one of the wrong kind.
     Unauthenticated,
+    /// The caller may not make this call.
     Forbidden,
     /// An older incarnation of the cluster.
     OldIncarnation,

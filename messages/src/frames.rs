@@ -6,23 +6,43 @@
 //!                      that the peer sent after it (a mesh stream changes its protocol after the hello).
 //!             FRAME-3  a `recv` or `send` that is dropped midway loses nothing: the next call continues where it stopped.
 
+use std::fmt;
 use std::io;
+use std::pin::Pin;
 
 use bytes::{Buf, Bytes, BytesMut};
-use muster_messages::wire::{self, MAX_FRAME, WireError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 
+use crate::wire::{self, MAX_FRAME, WireError};
+
+/// Both directions of a connection.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A byte stream of any origin: TLS over TCP in production, in-memory pipes in tests.
+pub type BoxStream = Pin<Box<dyn Duplex>>;
+
+impl fmt::Debug for dyn Duplex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stream")
+    }
+}
+
 /// Why a frame could not be sent or received. The stream is then unusable, except after `Wire` on sending.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
+    /// The operating system or the other side ended it.
     #[error("the connection broke")]
     Io(#[source] io::Error),
+    /// The other side ended it inside a frame.
     #[error("the connection ended inside a frame")]
     Truncated,
+    /// The frame is above the limit; it was not read.
     #[error("a frame of {0} bytes is too large")]
     TooLarge(usize),
+    /// Its bytes are no value of this type.
     #[error("bad frame: {0}")]
     Wire(WireError),
 }
@@ -124,6 +144,7 @@ pub struct Framed<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
+    /// Frames over this stream, up to the limit of a wire value.
     pub fn new(stream: S) -> Self {
         Self { stream, inbound: Inbound::default(), outbound: Outbound::default() }
     }
@@ -142,6 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
     pub fn feed<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {
         self.outbound.push_value(value)
     }
+    /// Sends what is left of the last frame.
     pub async fn flush(&mut self) -> Result<(), FrameError> {
         self.outbound.flush(&mut self.stream).await
     }
@@ -167,6 +189,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
     }
 }
 
+/// The receiving half.
 #[derive(Debug)]
 pub struct FramedReader<R> {
     stream: R,
@@ -174,6 +197,7 @@ pub struct FramedReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> FramedReader<R> {
+    /// Frames from this stream, up to the limit of a wire value.
     pub fn new(stream: R) -> Self {
         Self { stream, inbound: Inbound::default() }
     }
@@ -187,6 +211,7 @@ impl<R: AsyncRead + Unpin> FramedReader<R> {
     }
 }
 
+/// The sending half.
 #[derive(Debug)]
 pub struct FramedWriter<W> {
     stream: W,
@@ -194,6 +219,7 @@ pub struct FramedWriter<W> {
 }
 
 impl<W: AsyncWrite + Unpin> FramedWriter<W> {
+    /// Frames to this stream.
     pub fn new(stream: W) -> Self {
         Self { stream, outbound: Outbound::default() }
     }
@@ -214,6 +240,7 @@ impl<W: AsyncWrite + Unpin> FramedWriter<W> {
     pub fn queued(&self) -> usize {
         self.outbound.bytes.len()
     }
+    /// Sends what is left of the last frame.
     pub async fn flush(&mut self) -> Result<(), FrameError> {
         self.outbound.flush(&mut self.stream).await
     }

@@ -127,9 +127,11 @@ impl RetryPause {
         let pause = first.saturating_mul(2u32.saturating_pow(self.failures)).min(longest);
         *self = Self { failures: self.failures.saturating_add(1), ends: now + pause };
     }
+    /// Whether it may be tried again.
     pub fn is_over(&self, now: Moment) -> bool {
         now >= self.ends
     }
+    /// When the pause ends.
     pub fn ends(&self) -> Moment {
         self.ends
     }

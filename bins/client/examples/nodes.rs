@@ -1,0 +1,28 @@
+//! Lists the nodes of a cluster: `cargo run -p muster-client --example nodes [SOCKET]`. Without a daemon it says so, and exits as `muster` does.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use muster_client::{Client, ListOf, Outcome, parse};
+use serde_json::Value;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let socket = std::env::args().nth(1).unwrap_or_else(|| "/run/muster/muster.sock".to_owned());
+    match show(&socket).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.exit.into()
+        }
+    }
+}
+
+async fn show(socket: &str) -> Outcome {
+    let mut client = Client::to_socket(socket, Duration::from_secs(5));
+    let nodes: Value = parse(&client.list(ListOf::Nodes, false).await?)?;
+    for node in nodes["items"].as_array().into_iter().flatten() {
+        println!("{}  {}  {}", node["name"], node["role"], node["liveness"]);
+    }
+    Ok(())
+}
