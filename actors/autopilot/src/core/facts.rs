@@ -33,7 +33,7 @@ pub struct Sightings {
 
 impl Sightings {
     /// Follows the newest state. A node whose recorded liveness this leader has not confirmed is neither ready nor down. `answered`: of
-    /// [`last_answers`]. `from`: since when a state that is new counts.
+    /// `last_answers`. `from`: since when a state that is new counts.
     pub fn follow(
         &mut self,
         replica: &Replica,
