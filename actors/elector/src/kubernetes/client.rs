@@ -16,6 +16,7 @@ use super::{ApiError, ApiRequest, KubeApi};
 pub struct KubeClient(kube::Client);
 
 impl KubeClient {
+    /// Sends its requests with this client, as the identity that it is configured with.
     pub fn new(client: kube::Client) -> Self {
         Self(client)
     }
