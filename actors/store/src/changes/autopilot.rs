@@ -6,7 +6,7 @@
 
 use muster_messages::{
     AUTOPILOT_HISTORY, AUTOPILOT_LEVEL, Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause,
-    AutopilotPolicy, AutopilotStep, Drain, ManagerPreference, Principal, in_short, word,
+    AutopilotPolicy, AutopilotStep, Drain, Liveness, ManagerPreference, Principal, in_short, word,
 };
 
 use super::*;
@@ -100,10 +100,10 @@ fn may_begin(
     if let Some(change) = autopilot.outstanding().filter(|_| !injected(BugInjection::BeginTwice)) {
         return Err(stale(format!("change {} of the autopilot has not ended", change.number)));
     }
-    not_leaving(node(tables, id)?)?;
-    let preference = autopilot.preference(id);
+    let record = node(tables, id)?;
+    not_leaving(record)?;
+    let (preference, drain) = (autopilot.preference(id), autopilot.drains.get(&id));
     if action == AutopilotAction::Promote {
-        let drain = autopilot.drains.get(&id);
         if drain.is_some_and(|drain| drain.until.is_none_or(|until| stamp.wall < until)) {
             return Err(stale("the node is drained"));
         }
@@ -115,6 +115,12 @@ fn may_begin(
     let demoted_by_person = autopilot.requested.get(&id) == Some(&Role::Worker);
     if demoted_by_person && (action == AutopilotAction::Demote || preference != ManagerPreference::Prefer) {
         return Err(stale("an operator has requested that the node be a worker"));
+    }
+    // A dead manager is replaced even if an operator promoted it, and so is one that an operator has drained to be replaced.
+    let is_surplus = record.liveness != Liveness::Down && !drain.is_some_and(|drain| drain.replace);
+    let wanted_by_person = autopilot.requested.get(&id) == Some(&Role::Manager);
+    if action == AutopilotAction::Demote && is_surplus && wanted_by_person {
+        return Err(stale("an operator has requested that the node be a manager"));
     }
     Ok(())
 }

@@ -65,7 +65,7 @@ fn declaration_is_one_record_with_a_generation() {
     world.must(withdraw(2));
     assert!(world.tables.autopilot.policy.is_none());
     world.must(command([declare(3, 0)]));
-    assert_eq!(policy(&world).generation, Generation(3), "a generation stands for one declaration");
+    assert_eq!(policy(&world).generation, Generation(3), "a generation identifies one declaration");
 }
 
 /// They decide which nodes may hold the root key.
@@ -75,9 +75,9 @@ fn declaration_is_in_the_events_with_every_setting() {
     let eligible = [("disk".to_owned(), "ssd".to_owned())].into();
     let policy = AutopilotPolicy { eligible, zone_label: Some("rack".to_owned()), ..AutopilotPolicy::new(3) };
     world.must(command([step(AutopilotStep::Declare(Box::new(policy)))]));
-    let said = world.tables.events.iter().filter_map(|event| event.after.clone()).next_back().unwrap();
+    let recorded = world.tables.events.iter().filter_map(|event| event.after.clone()).next_back().unwrap();
     assert_eq!(
-        said,
+        recorded,
         "managers=3 replace-after=600000ms stabilize=30000ms shrink=false zone-label=rack eligible=disk=ssd"
     );
 }
@@ -174,6 +174,22 @@ fn operators_request_is_remembered_and_takes_precedence() {
     assert!(world.tables.autopilot.requested.is_empty(), "lifted by the preference");
 }
 
+/// A surplus manager, chosen before the request and demoted after it.
+#[test]
+fn manager_that_an_operator_wants_stays_unless_it_is_dead() {
+    let mut world = world();
+    world.must(command([declare(3, 0)]));
+    world.must(command([Change::SetDesiredRole { node: id(2), role: Role::Manager }]));
+    assert!(stale_begin(&mut world, AutopilotAction::Demote, 2).contains("that the node be a manager"));
+    let is_dead = own(Change::SetLiveness { node: id(2), liveness: Liveness::Down });
+    let is_drained = command([step(AutopilotStep::Drain { node: id(2), until: None, replace: true })]);
+    for but in [is_dead, is_drained] {
+        let mut world = world.clone();
+        world.must(but);
+        world.must(own(begin(&world, AutopilotAction::Demote, 2)));
+    }
+}
+
 /// The autopilot's request arrives after its change has ended, or after an operator has requested another role.
 #[test]
 fn request_of_the_autopilot_needs_a_change_that_has_begun() {
@@ -197,7 +213,7 @@ fn request_of_the_autopilot_needs_a_change_that_has_begun() {
     assert!(stale(&mut world, own(set(4, Role::Manager))).contains("no number of managers is declared"));
 }
 
-/// Only after it has paused itself: an operator's pause says nothing about the managers that were replaced.
+/// Only after it has paused itself: a pause by an operator is not about the managers that were replaced.
 #[test]
 fn resuming_forgives_the_changes_before_it() {
     let mut world = world();
