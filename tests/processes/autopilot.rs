@@ -58,7 +58,7 @@ fn managers(world: &World, by: &str) -> Vec<String> {
 fn dead_manager_is_replaced_and_returns_as_a_worker() {
     let mut world = declared(&["replace-after=1m"]);
     world.node("n3").kill();
-    eventually_so("it says that it waits", || reason(&state(&world, "n1")) == "not_dead_yet");
+    eventually_so("it reports that it waits", || reason(&state(&world, "n1")) == "not_dead_yet");
     let replaced = eventually("three managers answer", || {
         Some(state(&world, "n1")).filter(|state| state["answering"] == 3 && reason(state) == "content")
     });
@@ -104,7 +104,7 @@ fn declared_number_is_explained_paused_and_withdrawn() {
     assert!(muster(&["autopilot", "state"]).ended(0).stdout.contains("(generation 1)"));
     muster(&["node", "update", "n2", "--manager", "never"]).ended(0);
     let unused = muster(&["node", "update", "n2", "--manager", "allow", "--generation", "1"]).ended(2).stderr;
-    assert!(unused.contains("--generation is that of the labels"), "{unused}");
+    assert!(unused.contains("--generation applies only to labels"), "{unused}");
     let explained = muster(&["autopilot", "explain", "n2"]).ended(0).stdout;
     assert!(explained.contains("never") && !explained.contains("n1"), "{explained}");
     let manager = muster(&["autopilot", "explain", "n1"]).ended(0).stdout;
@@ -119,7 +119,7 @@ fn declared_number_is_explained_paused_and_withdrawn() {
     assert!(muster(&["cluster", "set", "managers=off"]).ended(0).stdout.contains("operators only"));
 }
 
-/// Case 13 of docs/autopilot.md. Each manager is away for much longer than `replace-after`; without a drain that costs it its place.
+/// Case 13 of docs/autopilot.md. Each manager is away for much longer than `replace-after`: without a drain it would be replaced.
 #[test]
 #[ignore = "full tier"]
 fn rolling_restart_with_drains_replaces_nothing() {
@@ -153,8 +153,8 @@ fn rolling_restart_with_drains_replaces_nothing() {
     });
 }
 
-/// Case 34: a manager under autolock is restarted while it is drained, and waits for its key. For the others it is down: it is awaited
-/// for as long as it is drained, then replaced, and once it is unlocked it is a worker.
+/// Case 34: a manager under autolock is restarted while it is drained, and waits for its key. The other managers see it down: it is not
+/// replaced before the drain ends, then it is, and once it is unlocked it is a worker.
 #[test]
 #[ignore = "full tier"]
 fn drained_manager_that_stays_locked_is_replaced() {

@@ -99,11 +99,11 @@ fn main() {
         let at = began.at + Duration::from_secs(1800);
         let _shown = show(&mut core, at);
         let facts = core.facts(at);
-        let alone = median_and_longest(|| {
+        let planned = median_and_longest(|| {
             let start = Instant::now();
             black_box(plan(&newest.tables.autopilot, black_box(&facts), &config));
             start.elapsed()
         });
-        println!("{what:44} {:>12.2?} {:>12.2?} {:>12.2?} {:>12.2?}", alone.0, alone.1, look.0, look.1);
+        println!("{what:44} {:>12.2?} {:>12.2?} {:>12.2?} {:>12.2?}", planned.0, planned.1, look.0, look.1);
     }
 }

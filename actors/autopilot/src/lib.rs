@@ -7,8 +7,8 @@
 //!             offers of leadership.
 //! Invariants  AUTO-1  without a policy, and while it is paused, it begins no change of roles.
 //!             AUTO-2  it changes nothing but roles, through the role manager, and its own records. It never removes or blocks a node.
-//!             AUTO-3  each step of its own leaves a majority of the managers that answer now; a new one counts once it answers, except the
-//!                     second manager. No demotion lowers the number that may fail, unless a person asked for fewer managers or for
+//!             AUTO-3  after each step of its own, the managers that answer now are a majority; a new one counts once it answers, except
+//!                     the second manager. No demotion lowers the number that may fail, unless a person asked for fewer managers or for
 //!                     maintenance.
 //!             AUTO-5  it demotes a manager only if that is dead, if it is drained to be replaced, if it is surplus and the policy shrinks,
 //!                     or to take its own promotion back; and only if that is still so when it requests it.

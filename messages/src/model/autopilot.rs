@@ -81,7 +81,7 @@ impl AutopilotPolicy {
         Some(format!("{} managers: {why}; declare 1, 3, 5 or 7", self.managers))
     }
     /// Which of its times is outside of the recommended bounds. Checked only where it is requested: a test may apply shorter ones.
-    /// `experiment`: there is no lower bound.
+    /// `experiment`: only the upper bounds apply.
     pub fn outside_bounds(&self, experiment: bool) -> Option<String> {
         let within = |what: &str, ms: u64, (least, most): (Duration, Duration)| {
             let is = Duration::from_millis(ms);
@@ -219,8 +219,8 @@ impl Autopilot {
 /// A change of what the state remembers about the autopilot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AutopilotStep {
-    /// An operator's declaration. Refused unless its generation is the policy's (0: there is none), plus what
-    /// [`AutopilotPolicy::fault`] says.
+    /// An operator's declaration. Refused if its generation is not the policy's (0: nothing is declared), or if
+    /// [`AutopilotPolicy::fault`] finds a reason.
     Declare(Box<AutopilotPolicy>),
     /// Withdraws it, with its pause and the remembered requests. Nothing is declared: no change. Refused as `Stale` if the declaration has
     /// another generation than this.
@@ -236,8 +236,8 @@ pub enum AutopilotStep {
         node: NodeId,
         preference: ManagerPreference,
     },
-    /// The autopilot is about to request a role. Refused as stale without a policy, while paused, while another change has begun, and for
-    /// the promotion of a node that is drained or never to be manager.
+    /// The autopilot is about to request a role. Refused as stale without a policy, while paused, while another change has begun, for the
+    /// promotion of a node that is drained or never to be manager, and if an operator has requested the other role meanwhile (AUTO-6).
     Begin {
         /// The revision of the policy that it was decided by. Another one: stale.
         policy: Revision,

@@ -82,6 +82,13 @@ pub struct RaftStatus {
     pub silent: Vec<NodeId>,
 }
 
+impl RaftStatus {
+    /// The progress of a peer. `None`: the member is not a peer, or this one does not lead.
+    pub fn progress_of(&self, id: RaftId) -> Option<&PeerProgress> {
+        self.progress.iter().find(|progress| progress.raft_id == id)
+    }
+}
+
 impl Default for RaftStatus {
     fn default() -> Self {
         Self {

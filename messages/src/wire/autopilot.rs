@@ -20,7 +20,8 @@ pub enum AutopilotRequest {
     Set { settings: AutopilotSettings, generation: Option<Generation> },
     /// Withdraws the declaration. Write: by request id. Repeated under another id: no change.
     Withdraw { generation: Option<Generation> },
-    /// The autopilot begins no change until it is resumed. Write: by request id. Repeated under another id: no change, also of the reason.
+    /// The autopilot begins no change until it is resumed. Write: by request id. Repeated under another id: no change, and the first
+    /// reason stays.
     Pause { why: String },
     /// Ends a pause. Write: by request id. Repeated under another id: no change.
     Resume,

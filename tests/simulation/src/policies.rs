@@ -72,9 +72,8 @@ fn policy(managers: u8) -> AutopilotPolicy {
 
 /// Managers die and return under a declared number. `Err`: an invariant is violated.
 pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
-    sim.world.policies.active = true;
+    Policies::activate(&mut sim.world);
     sim.world.policies.undeclared = sim.world.rng.chance(120);
-    sim.world.settings.autopilot = config(&sim.world);
     sim.world.found();
     sim.clients.start(&mut sim.world, 1);
     let managers = [1, 3, 3, 5][sim.world.rng.below(4)];
@@ -132,6 +131,12 @@ fn converge(sim: &mut Simulation) -> Result<(), Failure> {
 }
 
 impl Policies {
+    /// From the next leader on, the leaders' autopilot runs.
+    pub(crate) fn activate(world: &mut World) {
+        world.policies.active = true;
+        world.settings.autopilot = config(world);
+    }
+
     // ---- operators ------------------------------------------------------------------------------------------------
 
     fn propose(world: &mut World, step: AutopilotStep) {
@@ -142,7 +147,7 @@ impl Policies {
         world.propose(idx, Asker::Internal, command, Duration::from_secs(3));
     }
 
-    fn declare(world: &mut World, managers: u8, shrink: bool) {
+    pub(crate) fn declare(world: &mut World, managers: u8, shrink: bool) {
         let generation = world
             .checks
             .newest()

@@ -8,6 +8,7 @@ use muster_role_manager::core::RequestedChange;
 use crate::clients::{Clients, OpNumber};
 use crate::events::Event;
 use crate::machine::{Machine, MachineIdx};
+use crate::policies::Policies;
 use crate::report::Failure;
 use crate::simulation::Simulation;
 
@@ -41,6 +42,12 @@ impl Link {
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Simulation {
+    /// The leaders' autopilot runs. Called before the first node is added.
+    #[must_use]
+    pub fn with_autopilot(mut self) -> Self {
+        Policies::activate(&mut self.world);
+        self
+    }
     /// A settled cluster of managers named n1, n2, …
     #[must_use]
     pub fn with_nodes(mut self, managers: usize) -> Self {
@@ -92,6 +99,10 @@ impl Simulation {
     }
     pub fn remove(&mut self, name: &str, force: bool) -> OpNumber {
         self.change(name, RequestedChange::Remove { force })
+    }
+    /// Declares a number of managers; surplus ones stay.
+    pub fn declare_managers(&mut self, managers: u8) {
+        Policies::declare(&mut self.world, managers, false);
     }
     fn change(&mut self, name: &str, change: RequestedChange) -> OpNumber {
         let node = self.id(name);

@@ -112,7 +112,7 @@ pub fn last_answers(replica: &Replica, seen_at: Moment, now: Moment) -> BTreeMap
     answered.collect()
 }
 
-/// The voters that answer, by a replica that was first seen so long ago.
+/// The voters that answer, by a replica. `age`: how long ago that was first seen.
 pub fn answering(replica: &Replica, age: Duration, config: &Config) -> BTreeSet<RaftId> {
     let answers = |id: &RaftId| {
         let answered = answered_ago(replica, *id);
@@ -124,7 +124,7 @@ pub fn answering(replica: &Replica, age: Duration, config: &Config) -> BTreeSet<
 
 /// How long before the replica was published a member last answered. `None`: never in this term, or it cannot follow.
 fn answered_ago(replica: &Replica, id: RaftId) -> Option<Duration> {
-    replica.raft.progress.iter().find(|progress| progress.raft_id == id)?.answered_ago()
+    replica.raft.progress_of(id)?.answered_ago()
 }
 
 /// A voter.

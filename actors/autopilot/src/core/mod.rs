@@ -188,7 +188,7 @@ impl Core {
         self.promotions.follow(&replica, self.config.election_timeout, at);
         for progress in replica.raft.progress.iter().filter(|progress| progress.problem.is_some()) {
             // One that cannot follow does not answer. Until it had this problem it may have, since the last look.
-            let before = self.replica.raft.progress.iter().find(|before| before.raft_id == progress.raft_id);
+            let before = self.replica.raft.progress_of(progress.raft_id);
             let is_new = before.is_none_or(|before| before.problem.is_none());
             if let Some(node) = progress.node.filter(|_| is_new) {
                 self.sightings.answered(node, at);
@@ -349,7 +349,7 @@ impl Core {
                 out.push(Effect::HandOver { to });
                 ends
             }
-            // Without another manager that may lead, one that answers is news.
+            // No other manager may lead now: that one answers again is a change, and is observed.
             (later, _) => ends.into_iter().chain(later).min(),
         }
     }
@@ -427,8 +427,9 @@ impl Core {
             };
         }
         let goes = voter.drain.is_some_and(|drain| drain.replace);
-        let is_surplus =
-            |policy: &AutopilotPolicy| facts.voters.len() > usize::from(policy.managers) && (policy.shrink || goes);
+        // Without those that leave already: an operator may have demoted another one since.
+        let stay = facts.voters.iter().filter(|voter| !voter.leaves).count();
+        let is_surplus = |policy: &AutopilotPolicy| stay > usize::from(policy.managers) && (policy.shrink || goes);
         match self.autopilot().policy.as_deref().is_some_and(is_surplus) {
             true => Cause::Holds,
             false => Cause::Gone("the manager is not surplus any more"),
@@ -484,7 +485,7 @@ fn is_same(a: &Tables, b: &Tables) -> bool {
     }
 }
 
-/// A vector of a few elements has them inside: its own comparison by pointer says that two clones of it differ.
+/// By pointer, and element by element: a short vector has its elements inside, so its own `ptr_eq` does not recognise a clone.
 fn changes(tables: &Tables) -> impl Iterator<Item = *const AutopilotChange> {
     tables.autopilot.changes.iter().map(Arc::as_ptr)
 }

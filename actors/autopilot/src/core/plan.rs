@@ -1,6 +1,6 @@
 //! The plan: one step, or why there is none.
 //!
-//! Rows are tried in order; the first one that applies decides. At most one change is under way, so the number of voters is also the
+//! The cases are tried in order; the first one that applies decides. At most one change is under way, so the number of voters is also the
 //! number of nodes that are to be managers.
 //!
 //! A dead manager is demoted *before* another node takes its place. It does not answer, so without it the same number may still fail;
@@ -43,7 +43,7 @@ pub struct Wait {
     pub reason: AutopilotReason,
     /// The node that it waits for, if it is one.
     pub node: Option<NodeId>,
-    /// When time alone may change the decision.
+    /// When time may change the decision although no fact changes.
     pub not_before: Option<Moment>,
     pub message: String,
 }
@@ -97,7 +97,10 @@ impl Planner<'_> {
             }
             (Some(replaced), _) => replaced,
             (None, Some(grown)) => grown,
-            (None, None) => self.relieve().or_else(|| self.shrink()).unwrap_or_else(|| self.rest()),
+            (None, None) => {
+                let surplus = self.leaving().or_else(|| self.relieve()).or_else(|| self.shrink());
+                surplus.unwrap_or_else(|| self.rest())
+            }
         };
         match decision {
             Decision::Act(_) | Decision::GiveUp(_) if 2 * self.facts.down > self.facts.nodes => {
@@ -111,7 +114,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Rows 1 and 2.
+    /// Reasons to begin nothing at all.
     fn before_any_step(&self) -> Option<Decision> {
         let Self { facts, .. } = *self;
         if let Some(pause) = self.pause() {
@@ -148,7 +151,7 @@ impl Planner<'_> {
         self.facts.voters.len() + self.placed() <= self.declared()
     }
 
-    /// Rows 3, 4 and 9: a manager that is dead.
+    /// A manager that is dead.
     fn replace(&self) -> Option<Decision> {
         let (voters, answering) = (self.facts.voters.len(), self.facts.answering());
         // A manager that an operator has demoted or removed leaves in any case.
@@ -176,7 +179,7 @@ impl Planner<'_> {
         Some(Decision::Act(Act { action: AutopilotAction::Demote, node: dead.node, replaces, why }))
     }
 
-    /// Rows 3, 5 and 6: fewer managers than declared.
+    /// Fewer managers than declared.
     fn grow(&self) -> Option<Decision> {
         let (voters, declared) = (self.facts.voters.len(), self.declared());
         if voters >= declared {
@@ -231,7 +234,13 @@ impl Planner<'_> {
         first.map(|candidate| candidate.node)
     }
 
-    /// Rows 3 and 7: a manager that is drained gives its place to another node. That one comes first: the drained one still answers.
+    /// A manager that is being demoted or removed still counts. No other one is surplus, or gives its place away, before it has left.
+    fn leaving(&self) -> Option<Decision> {
+        let leaves = self.facts.voters.iter().find(|voter| voter.leaves)?;
+        Some(Decision::Wait(busy(leaves.node, &format!("{} is becoming a worker", leaves.name))))
+    }
+
+    /// A manager that is drained gives its place to another node. That one comes first: the drained one still answers.
     fn relieve(&self) -> Option<Decision> {
         let (voters, declared) = (self.facts.voters.len(), self.declared());
         let to_replace = |voter: &&Voter| voter.answers && voter.drain.is_some_and(|drain| drain.replace);
@@ -263,7 +272,7 @@ impl Planner<'_> {
         Some(Decision::Act(Act { action, node, replaces, why }))
     }
 
-    /// Rows 3 and 8: more managers than declared.
+    /// More managers than declared.
     fn shrink(&self) -> Option<Decision> {
         let (voters, declared) = (self.facts.voters.len(), self.declared());
         if voters <= declared || !self.policy.shrink {
@@ -305,7 +314,7 @@ impl Planner<'_> {
         Some(Decision::Act(Act { action: AutopilotAction::Demote, node: goes.node, replaces: None, why }))
     }
 
-    /// Row 10.
+    /// Nothing to do, or nothing yet.
     fn rest(&self) -> Decision {
         let (voters, declared) = (self.facts.voters.len(), self.declared());
         if voters > declared {
@@ -313,9 +322,6 @@ impl Planner<'_> {
                 "{voters} managers, {declared} declared; surplus ones stay (shrink=false, or operators promoted them)"
             );
             return wait(AutopilotReason::MoreThanDeclared, message);
-        }
-        if let Some(leaves) = self.facts.voters.iter().find(|voter| voter.leaves) {
-            return Decision::Wait(busy(leaves.node, &format!("{} is becoming a worker", leaves.name)));
         }
         let suspect = self
             .facts
@@ -448,7 +454,7 @@ impl Planner<'_> {
         Some(self.facts.due_at(change, self.config)).filter(|at| !is_requested && *at > self.facts.now)
     }
 
-    /// The earliest time at which time alone may change the decision, or end what has begun. All else that it depends on is watched.
+    /// When the decision may change next although no fact does, or what has begun is overdue. All else that it depends on is watched.
     fn wake_at(&self, decision: &Decision) -> Option<Moment> {
         let Self { facts, .. } = *self;
         let outstanding = self.autopilot.outstanding();
@@ -464,9 +470,9 @@ impl Planner<'_> {
         if self.before_any_step().is_some() {
             return before_any_step.min();
         }
-        // Of the row that has no say now, too: while one waits for longer, time may let the other one act.
-        let rows = [Some(decision.clone()), self.replace(), self.grow()];
-        let rows = rows.into_iter().flatten().filter_map(|row| match row {
+        // Of the case that was passed over, too: while the one that decided waits for longer, the other one may act.
+        let cases = [Some(decision.clone()), self.replace(), self.grow()];
+        let cases = cases.into_iter().flatten().filter_map(|case| match case {
             Decision::Wait(wait) => wait.not_before,
             Decision::Act(_) | Decision::GiveUp(_) => None,
         });
@@ -477,7 +483,7 @@ impl Planner<'_> {
         let stable = self.candidates.iter().filter_map(|candidate| candidate.stable_at);
         let backoff = facts.workers.iter().filter_map(|it| Some(facts.clocks().moment(it.backoff_until?)));
         let candidates = stable.chain(backoff).filter(|_| promotes);
-        let all = rows.chain(dead).chain(candidates).chain(before_any_step);
+        let all = cases.chain(dead).chain(candidates).chain(before_any_step);
         all.filter(|at| *at > facts.now).min()
     }
 }

@@ -210,6 +210,18 @@ fn manager_that_leaves_is_not_replaced() {
     assert_eq!(reason(&declared(policy(3)), &left), AutopilotReason::Busy);
 }
 
+/// Its session is down, so it is not in `unsettled`, and it answers: four managers become three without the autopilot.
+#[test]
+fn no_other_manager_goes_while_one_leaves() {
+    let leaves = || Voter { leaves: true, seen: Some(Seen::Down(ago(MINUTE))), ..voter(4) };
+    let goes = Voter { drain: Some(Maintenance { replace: true }), ..voter(3) };
+    for (third, shrink) in [(voter(3), true), (goes, false)] {
+        let autopilot = declared(AutopilotPolicy { shrink, ..policy(3) });
+        let four = facts(vec![voter(1), voter(2), third, leaves()], Vec::new());
+        assert_eq!(reason(&autopilot, &four), AutopilotReason::Busy, "shrink: {shrink}");
+    }
+}
+
 #[test]
 fn step_that_would_cost_the_quorum_is_not_taken() {
     // By hand there are four, two of them dead: three must answer of four, two of three.
@@ -355,12 +367,12 @@ fn tolerance_is_what_may_still_fail() {
     }
 }
 
-/// Probably a mistake in the declaration, so it is said, also while nothing has to be done.
+/// Probably a mistake in the declaration: it is reported, also while nothing has to be done.
 #[test]
 fn labels_that_no_worker_has_are_named() {
     let rack = AutopilotPolicy { eligible: [("rack".into(), "a".into())].into(), ..policy(3) };
     let other = |n| Worker { eligible: false, ..worker(n) };
-    let says = |workers: Vec<Worker>| {
+    let named = |workers: Vec<Worker>| {
         [vec![voter(1), voter(2), voter(3)], vec![voter(1), voter(2), dead(3)], vec![voter(1), voter(2)]].map(
             |voters| {
                 let Decision::Wait(wait) = decide(&declared(rack.clone()), &facts(voters, workers.clone())) else {
@@ -370,8 +382,8 @@ fn labels_that_no_worker_has_are_named() {
             },
         )
     };
-    assert_eq!(says(vec![other(4), other(5)]), [true; 3]);
-    assert_eq!((says(vec![other(4), worker(5)]), says(Vec::new())), ([false; 3], [false; 3]));
+    assert_eq!(named(vec![other(4), other(5)]), [true; 3]);
+    assert_eq!((named(vec![other(4), worker(5)]), named(Vec::new())), ([false; 3], [false; 3]));
 }
 
 /// The number that may fail one after the other, if each is replaced in time: none, if the first one would end the quorum.

@@ -2,19 +2,19 @@
 //!
 //! Owns        how far the learner of a promotion has come, when that last grew, and when this leader saw promotions end.
 //! Inputs      each published replica.
-//! Why only what brings a learner to where the log was when it was first seen: afterwards its log grows with each write, whatever else
-//! keeps it from becoming a voter. A snapshot counts as progress for as long as the Raft member sends it: that one ends a transfer which
+//! A learner makes progress until it has what the log had when the learner was first seen. Afterwards its log grows with each write,
+//! whatever else keeps it from becoming a voter. A snapshot counts as progress while it is sent: the Raft member ends a transfer that
 //! stalls, and reports a problem after a few. Nothing here is replicated: another leader gives a promotion its whole time anew.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_messages::{AutopilotAction, Moment, RaftId, Replica, WallTime};
+use muster_messages::{AutopilotAction, Moment, PeerProgress, RaftId, Replica, WallTime};
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Promotions {
-    /// The first one of the promotion that is under way.
+    /// The first learner of the promotion that is under way.
     learner: Option<Learner>,
     ended: BTreeMap<u64, WallTime>,
 }
@@ -33,13 +33,15 @@ struct Learner {
 impl Promotions {
     /// `limit`: a learner that has acknowledged nothing for longer receives no snapshot either.
     pub fn follow(&mut self, replica: &Replica, limit: Duration, now: Moment) {
+        let receives_snapshot = |progress: &PeerProgress| progress.in_snapshot && progress.answers_within(limit);
         let begun = replica.tables.autopilot.outstanding().map(|change| change.number);
         let known = self.learner.take().filter(|known| Some(known.number) == begun);
         self.learner = match (known, Learner::of(replica)) {
             (Some(known), Some(newest)) if known.raft_id == newest.raft_id => {
-                Some(known.followed_by(&newest, receives_snapshot(replica, newest.raft_id, limit), now))
+                let receives = replica.raft.progress_of(newest.raft_id).is_some_and(receives_snapshot);
+                Some(known.followed_by(&newest, receives, now))
             }
-            // Its learner was removed. Another one begins anew, which may happen again and again: that is no progress.
+            // Its learner was removed. Another one begins anew, which may happen again and again, so it does not count as progress.
             (Some(known), _) => Some(known),
             (None, newest) => newest,
         };
@@ -54,6 +56,7 @@ impl Promotions {
         self.ended.retain(|ended, _| *ended >= number);
     }
 
+    /// When the learner of the promotion that is under way last made progress, as this leader has seen.
     pub fn progressed_at(&self) -> Option<Moment> {
         self.learner.as_ref()?.progressed_at
     }
@@ -64,12 +67,12 @@ impl Promotions {
 }
 
 impl Learner {
-    /// As the replica shows it. That it is there is no progress: a restarted actor sees it for the first time, too.
+    /// As the replica shows it. Its appearance does not count as progress: a restarted actor sees it for the first time, too.
     fn of(replica: &Replica) -> Option<Self> {
         let change = replica.tables.autopilot.outstanding()?;
         let promoted = (change.action == AutopilotAction::Promote).then_some(change.node)?;
         let raft_id = replica.tables.member_of(promoted).filter(|member| !member.voter)?.raft_id;
-        let matched = replica.raft.progress.iter().find(|progress| progress.raft_id == raft_id)?.matched;
+        let matched = replica.raft.progress_of(raft_id)?.matched;
         let (number, target) = (change.number, replica.raft.commit.0);
         Some(Self { number, raft_id, target, matched, progressed_at: None })
     }
@@ -79,9 +82,4 @@ impl Learner {
         let progressed_at = if copies || receives_snapshot { Some(now) } else { self.progressed_at };
         Self { matched: self.matched.max(newest.matched), progressed_at, ..self }
     }
-}
-
-fn receives_snapshot(replica: &Replica, id: RaftId, limit: Duration) -> bool {
-    let progress = replica.raft.progress.iter().find(|progress| progress.raft_id == id);
-    progress.is_some_and(|progress| progress.in_snapshot && progress.answers_within(limit))
 }

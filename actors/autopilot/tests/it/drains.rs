@@ -9,6 +9,16 @@ use muster_messages::*;
 use crate::scenarios::three_of_five;
 use crate::world::{MINUTE, World, id};
 
+/// Three managers are declared. Node 3 is drained for this time, and goes at once.
+fn drained_and_gone(workers: u8, time: Duration) -> World {
+    let mut world = World::new(3, workers);
+    world.declare(|_| {});
+    world.pass(MINUTE);
+    world.drain(id(3), Some(time), false);
+    world.kill(id(3));
+    world
+}
+
 /// Test 13: with a drain for longer than the restart nothing is replaced, although each is away for longer than `replace-after`.
 #[test]
 fn drained_managers_are_restarted_one_by_one() {
@@ -121,14 +131,10 @@ fn end_of_a_drain_replaces_no_manager_at_once() {
     assert_eq!(world.requests, []);
 }
 
-/// It stays away: the time until it is replaced begins when the operator ends the drain, not when that would have ended by itself.
+/// It stays away: the time until it is replaced begins when the operator ends the drain, not when its time would have been over.
 #[test]
 fn manager_that_is_undrained_early_is_awaited_no_longer() {
-    let mut world = World::new(3, 2);
-    world.declare(|_| {});
-    world.pass(MINUTE);
-    world.drain(id(3), Some(120 * MINUTE), false);
-    world.kill(id(3));
+    let mut world = drained_and_gone(2, 120 * MINUTE);
     world.pass(20 * MINUTE);
     world.undrain(id(3));
     world.pass(9 * MINUTE);
@@ -167,11 +173,7 @@ fn drained_manager_to_be_replaced_is_not_awaited() {
 /// Since when it is down does not move while it is drained; when it is replaced does.
 #[test]
 fn drained_manager_is_shown_down_since_it_went() {
-    let mut world = World::new(3, 2);
-    world.declare(|_| {});
-    world.pass(MINUTE);
-    world.drain(id(3), Some(30 * MINUTE), false);
-    world.kill(id(3));
+    let mut world = drained_and_gone(2, 30 * MINUTE);
     let gone_at = world.now.at;
     for minutes in [1, 19, 15] {
         world.pass(minutes * MINUTE);
@@ -187,11 +189,7 @@ fn drained_manager_is_shown_down_since_it_went() {
 /// included: it is awaited, and replaced when its time is over. Unlocked it returns as a candidate.
 #[test]
 fn drained_manager_that_stays_locked_is_replaced() {
-    let mut world = World::new(3, 1);
-    world.declare(|_| {});
-    world.pass(MINUTE);
-    world.drain(id(3), Some(15 * MINUTE), false);
-    world.kill(id(3));
+    let mut world = drained_and_gone(1, 15 * MINUTE);
     world.pass(15 * MINUTE + 9 * MINUTE);
     assert_eq!((world.requests.len(), world.tables.autopilot.drains.len()), (0, 0));
     world.pass(2 * MINUTE);

@@ -47,7 +47,7 @@ fn history(declared: u8, events: Vec<Event>) {
     world.declare(|policy| (policy.managers, policy.replace_after_ms) = (declared, 60_000));
     for event in events {
         match event {
-            // Deaths alone never cost the quorum here: if it is lost, the autopilot has caused it.
+            // Deaths never cost the quorum here: if it is lost, the autopilot has caused it.
             Event::Kill(n) => {
                 let left = world.answering() - usize::from(world.voters().contains(&id(n)) && !world.is_dead(id(n)));
                 if left >= majority(world.voters().len()) {

@@ -49,7 +49,7 @@ fn promotion_is_taken_back_some_time_after_its_progress() {
 
 /// It has what it needs, and its log grows with each write: what keeps it from voting is something else.
 #[test]
-fn growth_of_a_learner_that_has_caught_up_is_no_progress() {
+fn growth_after_catching_up_does_not_count_as_progress() {
     let mut world = replaced_by_a_learner(Copying::Log);
     world.pass(10 * MINUTE);
     assert_eq!(world.outcome(), Some(AutopilotOutcome::Begun));
@@ -57,7 +57,7 @@ fn growth_of_a_learner_that_has_caught_up_is_no_progress() {
     assert!(world.matched(id(4)) > 900 && world.requests.contains(&(id(4), Role::Worker)), "{:?}", world.requests);
 }
 
-/// Its learner is removed, and it asks for membership again: it keeps the time since its progress, and another copy is none.
+/// Its learner is removed, and it asks for membership again: its time does not begin anew, and another copy does not count as progress.
 #[test]
 fn learner_that_begins_anew_makes_no_progress() {
     let mut world = replaced_by_a_learner(Copying::Snapshot);
@@ -72,7 +72,7 @@ fn learner_that_begins_anew_makes_no_progress() {
     assert_eq!(world.voters(), [1, 2, 5].map(id).into());
 }
 
-/// A snapshot that its receiver does not acknowledge is no progress.
+/// A snapshot that its receiver does not acknowledge does not count as progress.
 #[test]
 fn silent_learner_is_taken_back_although_it_has_a_snapshot() {
     let mut world = replaced_by_a_learner(Copying::Snapshot);

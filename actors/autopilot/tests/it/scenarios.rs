@@ -17,6 +17,14 @@ pub fn three_of_five(change: impl FnOnce(&mut AutopilotPolicy)) -> World {
     world
 }
 
+/// The same, and the role manager refuses to give a node a role. Then node 3 dies.
+pub fn three_of_five_refusing(node: NodeId, role: Role) -> World {
+    let mut world = three_of_five(|_| {});
+    world.refuses = Some((node, role));
+    world.kill(id(3));
+    world
+}
+
 /// AUTO-1.
 #[test]
 fn nothing_happens_without_a_declaration() {
@@ -161,9 +169,7 @@ fn worker_with_a_revoked_certificate_is_passed_over() {
 /// The role manager refuses the request: the node is passed over for a while, and the next candidate is promoted.
 #[test]
 fn worker_whose_promotion_is_refused_is_passed_over() {
-    let mut world = three_of_five(|_| {});
-    world.refuses = Some((id(4), Role::Manager));
-    world.kill(id(3));
+    let mut world = three_of_five_refusing(id(4), Role::Manager);
     world.pass(10 * MINUTE);
     assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(5)]), "{:?}", world.decided);
 }
@@ -171,9 +177,7 @@ fn worker_whose_promotion_is_refused_is_passed_over() {
 /// The facts do not change meanwhile: without the pause the same change would begin again at once.
 #[test]
 fn refused_demotion_is_repeated_after_a_pause() {
-    let mut world = three_of_five(|_| {});
-    world.refuses = Some((id(3), Role::Worker));
-    world.kill(id(3));
+    let mut world = three_of_five_refusing(id(3), Role::Worker);
     world.pass(10 * MINUTE);
     let begun = world.tables.autopilot.last_number;
     assert!((5..=10).contains(&begun), "{begun} times in nine minutes: {:?}", world.decided);
@@ -393,6 +397,21 @@ fn surplus_manager_that_is_declared_meanwhile_stays() {
     assert_eq!((world.requests.len(), world.outcome()), (0, Some(AutopilotOutcome::Dropped)));
 }
 
+/// The same, and an operator demotes another one: the surplus one is not demoted as well.
+#[test]
+fn surplus_manager_stays_if_an_operator_demotes_another() {
+    let mut world = World::new(4, 0);
+    world.loses_request = true;
+    world.declare(|policy| (policy.managers, policy.shrink) = (3, true));
+    world.pass_until("a request is lost", |world| !world.loses_request);
+    // The request is repeated 5 s after it was lost: before the other manager, which an operator demotes now, has left.
+    world.pass(Duration::from_secs(3));
+    assert!(world.asks(id(3), Role::Worker));
+    world.pass(60 * MINUTE);
+    assert_eq!((world.requests.len(), world.outcome()), (0, Some(AutopilotOutcome::Dropped)));
+    assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(4)]));
+}
+
 /// Test 12: one death an hour, and enough candidates: after each, as many managers answer as declared.
 #[test]
 fn deaths_an_hour_apart_are_all_replaced() {
@@ -405,7 +424,7 @@ fn deaths_an_hour_apart_are_all_replaced() {
     }
 }
 
-/// Test 25, the other half: the leader stays, and the dead one is replaced once.
+/// Test 26: the leader stays, and the dead one is replaced once or not at all.
 #[test]
 fn dead_manager_returns_at_any_second_of_its_replacement() {
     for second in 60..90 {

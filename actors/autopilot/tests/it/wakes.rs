@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_autopilot::core::{Input, Seen};
 use muster_messages::*;
 
-use crate::scenarios::three_of_five;
+use crate::scenarios::{three_of_five, three_of_five_refusing};
 use crate::world::{MINUTE, World, id};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -78,9 +78,7 @@ fn drained_leader_waits_for_another_manager_without_looking() {
 /// The role manager refuses it: it is woken once for each attempt.
 #[test]
 fn refused_change_is_looked_at_once_for_each_attempt() {
-    let mut world = three_of_five(|_| {});
-    world.refuses = Some((id(3), Role::Worker));
-    world.kill(id(3));
+    let mut world = three_of_five_refusing(id(3), Role::Worker);
     world.pass(2 * MINUTE);
     let before = world.tables.autopilot.last_number;
     let (wakes, changes) = looks(&mut world, |world| world.pass(60 * MINUTE));
@@ -88,8 +86,8 @@ fn refused_change_is_looked_at_once_for_each_attempt() {
     assert_eq!((wakes, changes), (attempts, 0));
 }
 
-/// The time of one row has a say although another row waits for longer: the dead manager may be replaced in ten minutes, and the pair
-/// that is missing in one.
+/// It is woken for the case that waits for less, although another one decides: the dead manager may be replaced in ten minutes, and the
+/// pair that is missing be promoted in one.
 #[test]
 fn pair_is_promoted_while_a_replacement_is_slowed() {
     let mut world = World::new(5, 5);

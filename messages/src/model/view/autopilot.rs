@@ -196,7 +196,7 @@ pub struct AutopilotNextView {
     pub reason: Option<Word<AutopilotReason>>,
     /// The node that is changed, or that it waits for.
     pub node: Option<NodeId>,
-    /// When time alone may change the decision.
+    /// When time may change the decision although nothing else happens.
     pub not_before: Option<WallTime>,
     /// For people, with the numbers.
     pub message: String,

@@ -397,3 +397,30 @@ fn removed_manager_returning_anytime_deposes_no_leader() {
         }
     }
 }
+
+/// The autopilot replaces a manager that is cut off. That one runs on, and does not know it when it is back.
+#[test]
+fn replaced_manager_that_runs_on_causes_no_election() {
+    for seed in 1..=6 {
+        let mut u = Simulation::seeded(seed).with_autopilot().with_nodes(3).with_workers(1);
+        u.declare_managers(3);
+        let gone = ["n1", "n2", "n3"].into_iter().find(|name| u.leader() != Some(*name)).expect("one of them follows");
+        let led_by = |u: &Simulation| (u.leader().map(str::to_owned), u.term());
+        let before = led_by(&u);
+        u.hold(Link::of(gone));
+        // DOWN-1: a node that runs may be declared down only soon after a fault. It thaws when that is over, still cut off.
+        u.freeze(gone, 15 * SECOND);
+        u.run_until("another node takes its place", |u| u.membership_of("n4") == Membership::Voter);
+        u.run_for(20 * SECOND);
+        assert_eq!((u.membership_of(gone), u.certificate_of(gone)), (Membership::None, Some(Role::Manager)));
+        assert!(u.runs_manager_runtime(gone), "it does not know that it was replaced");
+        let writes = u.writes_acknowledged();
+        u.release(Link::of(gone));
+        u.run_for(3 * SECOND);
+        assert!(u.writes_acknowledged() > writes + 3, "writes continue");
+        u.run_until_quiet();
+        assert_eq!(led_by(&u), before, "{gone} causes no election");
+        check(&u, gone, Role::Worker);
+        check(&u, "n4", Role::Manager);
+    }
+}
