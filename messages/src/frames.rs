@@ -163,7 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
     pub fn feed<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {
         self.outbound.push_value(value)
     }
-    /// Sends what is left of the last frame.
+    /// Sends the rest of the frames that were fed.
     pub async fn flush(&mut self) -> Result<(), FrameError> {
         self.outbound.flush(&mut self.stream).await
     }
@@ -240,7 +240,7 @@ impl<W: AsyncWrite + Unpin> FramedWriter<W> {
     pub fn queued(&self) -> usize {
         self.outbound.bytes.len()
     }
-    /// Sends what is left of the last frame.
+    /// Sends the rest of the frames that were fed.
     pub async fn flush(&mut self) -> Result<(), FrameError> {
         self.outbound.flush(&mut self.stream).await
     }

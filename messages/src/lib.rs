@@ -1,13 +1,13 @@
 //! The messages of Muster's actors, and the values that they carry.
 //!
-//! - [`base`]: what any actor works with, of Muster or not: times, random numbers, errors, the live actor tree.
-//! - [`model`]: identifiers, records of the replicated state, commands, views, refusals. Plain values.
-//! - [`wire`]: versioned bytes for everything that leaves the process.
+//! - [`base`]: what any actor works with, of Muster or not: times, random numbers, errors, the live actor tree, and with the feature
+//!   `protocol` reply ports.
+//! - `model`: identifiers, records of the replicated state, commands, views, refusals. Plain values.
+//! - `wire`: versioned bytes for everything that leaves the process.
 //! - `frames`, with the feature of that name: those bytes over any stream.
-//! - [`protocol`]: reply ports, and one message enum per actor.
+//! - `protocol`, with the feature of that name: one message enum per actor.
 //!
-//! This crate depends on no actor. The feature `model` is everything about clusters; without it, `base` is left, and with the feature `protocol`
-//! reply ports. A core can be built from `model` alone.
+//! This crate depends on no actor. The feature `model` is everything about clusters; without it, only `base` is left. A core needs only `model`.
 //!
 #![doc = include_str!("../README.md")]
 
@@ -18,7 +18,7 @@ pub mod base;
 pub mod frames;
 #[cfg(feature = "model")]
 pub mod model;
-#[cfg(feature = "protocol")]
+#[cfg(all(feature = "model", feature = "protocol"))]
 pub mod protocol;
 #[cfg(feature = "model")]
 pub mod wire;

@@ -19,25 +19,30 @@ fn strings(value: &toml::Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
 }
 
-/// Name, version and licence of every package that is built on this platform, tests and build scripts included.
-fn packages() -> BTreeSet<(String, String, String)> {
+/// The packages that `cargo tree` lists with these arguments: the name, the version, and what its format has for `field`.
+pub fn cargo_tree(choice: &[&str], field: &str) -> BTreeSet<(String, String, String)> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(cargo)
-        .args(["tree", "--workspace", "--locked", "-e", "normal,build,dev", "--prefix", "none"])
-        .args(["--format", "{p}|{l}"])
+        .args(["tree", "--locked", "--prefix", "none", "--format", &format!("{{p}}|{field}")])
+        .args(choice)
         .current_dir(top())
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("cargo prints text");
     let package = |line: &str| {
-        let (package, licence) = line.split_once('|')?;
+        let (package, value) = line.split_once('|')?;
         let mut words = package.split_whitespace();
         // `(*)` marks a package that was listed before.
-        let licence = licence.trim_end_matches(" (*)");
-        Some((words.next()?.to_owned(), words.next()?.to_owned(), licence.to_owned()))
+        let value = value.trim_end_matches(" (*)");
+        Some((words.next()?.to_owned(), words.next()?.to_owned(), value.to_owned()))
     };
-    let found: BTreeSet<_> = text.lines().filter_map(package).collect();
+    text.lines().filter_map(package).collect()
+}
+
+/// Name, version and licence of every package that is built on this platform, tests and build scripts included.
+fn packages() -> BTreeSet<(String, String, String)> {
+    let found = cargo_tree(&["--workspace", "-e", "normal,build,dev"], "{l}");
     assert!(found.len() > 50, "cargo tree lists {} packages only", found.len());
     found
 }
@@ -204,7 +209,7 @@ fn examples_of_the_documentation_are_tests() {
     for file in
         texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml" && !path.starts_with("tests/clients/"))
     {
-        // Of those, `published` says when.
+        // `published` has the rule for these.
         if has_first_page.contains(&file.path) {
             continue;
         }

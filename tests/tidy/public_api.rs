@@ -1,9 +1,14 @@
 //! The public API of each published crate is a committed text, `docs/api/CRATE.txt`, and every change of it is announced in the crate's change
 //! log.
 //!
-//! Read from the sources, because the compiler's own description of a crate needs an unstable toolchain. So the text has the types as they are
-//! written. Not in it: attributes of serialization, which the golden tests of the wire cover, and items that a macro makes, of which it has the
-//! macro's call.
+//! Read from the sources, because the compiler's own description of a crate, which the crates for this build on, needs an unstable toolchain. So
+//! the text has the types as they are written. Not in it:
+//! - attributes of serialization, which the golden tests of the wire cover;
+//! - items that a macro makes, of which it has the macro's call;
+//! - what follows from private parts: whether a type is `Send` or `Sync`, and derived bounds.
+//!
+//! Implementations are found by the last name of their type: two types with one name in a crate show each other's. A form that cannot be shown
+//! (an exported macro, an own item exported under another name, a private module made public by `pub use`) panics.
 
 mod exports;
 mod signature;
@@ -13,12 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
-use syn::{Attribute, Item, ItemImpl, Type};
+use syn::{Item, ItemImpl, Type};
 
-use self::exports::{Definition, Exports, attrs, exports};
+use self::exports::{Definition, Exports, exports, name_of};
 use self::source::{ModulePath, Modules, is_left_out, modules};
 use crate::published::published;
-use crate::{report, top};
+use crate::{report, texts, top};
 
 const HEADER: &str = "# The public API, made by `UPDATE=1 cargo test -p muster-tests --test tidy public_api`: bodies and values are left out.\n";
 
@@ -32,7 +37,7 @@ fn described(name: &str, folder: &Path, only: &[&str]) -> String {
     let exported: Vec<(&ModulePath, Exports)> = public.into_iter().map(|path| (path, exports(&all, path))).collect();
     let names: BTreeSet<String> =
         exported.iter().flat_map(|(_, exports)| exports.items.keys().map(|(name, _)| name.clone())).collect();
-    let implementations = Implementations::of(&all, &names, is_listed);
+    let (of_types, of_others) = implementations(&all, &names, is_listed);
 
     let mut text = HEADER.to_owned();
     let mut shown: BTreeMap<Definition, String> = BTreeMap::new();
@@ -47,18 +52,17 @@ fn described(name: &str, folder: &Path, only: &[&str]) -> String {
             }
             shown.insert(definition.clone(), module.clone());
             items.push(signature::of(&all[&definition.0].items[definition.1], &cfg));
-            items.extend(implementations.of_type(&name));
+            items.extend(of_types.get(&name).into_iter().flatten().cloned());
         }
         let _infallible = writeln!(text, "\n## {module}\n");
-        for line in exports.foreign.iter().chain(&exports.unknown).chain(&again) {
+        for line in exports.foreign.iter().chain(&again) {
             let _infallible = writeln!(text, "{line}");
         }
         text.push_str(&shown_items(items));
     }
-    let others = implementations.others();
-    if !others.is_empty() {
+    if !of_others.is_empty() {
         let _infallible = writeln!(text, "\n## Implementations for types of others\n");
-        text.push_str(&shown_items(others));
+        text.push_str(&shown_items(of_others));
     }
     text
 }
@@ -67,46 +71,36 @@ fn shown_items(items: Vec<Item>) -> String {
     prettyplease::unparse(&syn::File { shebang: None, attrs: Vec::new(), items })
 }
 
-/// The implementations of a crate that users see, by the name of their type.
-struct Implementations {
-    of_types: BTreeMap<String, Vec<Item>>,
-    others: Vec<Item>,
-}
-
-impl Implementations {
-    fn of(all: &Modules, exported: &BTreeSet<String>, is_listed: impl Fn(&ModulePath) -> bool) -> Self {
-        let local: BTreeSet<String> = all.values().flat_map(|module| &module.items).filter_map(any_name).collect();
-        let is_hidden = |name: &String| local.contains(name) && !exported.contains(name);
-        let mut found = Self { of_types: BTreeMap::new(), others: Vec::new() };
-        for (path, module) in all {
-            for item in &module.items {
-                let Item::Impl(item) = item else { continue };
-                let hidden_trait =
-                    item.trait_.as_ref().and_then(|(_, path, _)| path.segments.last()).map(|s| s.ident.to_string());
-                let of_type = type_name(item);
-                if is_left_out(&item.attrs)
-                    || hidden_trait.as_ref().is_some_and(is_hidden)
-                    || of_type.as_ref().is_some_and(is_hidden)
-                {
-                    continue;
-                }
-                let cfg: Vec<Attribute> = module.cfg.iter().filter(|a| !item.attrs.contains(a)).cloned().collect();
-                let Some(shown) = signature::of_impl(item, &cfg) else { continue };
-                match of_type.filter(|name| local.contains(name)) {
-                    Some(name) => found.of_types.entry(name).or_default().push(shown),
-                    None if is_listed(path) => found.others.push(shown),
-                    None => {}
-                }
+/// The implementations of a crate that users see: by the name of their type, and those for types of others.
+fn implementations(
+    all: &Modules,
+    exported: &BTreeSet<String>,
+    is_listed: impl Fn(&ModulePath) -> bool,
+) -> (BTreeMap<String, Vec<Item>>, Vec<Item>) {
+    let local: BTreeSet<String> = all.values().flat_map(|module| &module.items).filter_map(name_of).collect();
+    let is_hidden = |name: &String| local.contains(name) && !exported.contains(name);
+    let (mut of_types, mut of_others) = (BTreeMap::<String, Vec<Item>>::new(), Vec::new());
+    for (path, module) in all {
+        for item in &module.items {
+            let Item::Impl(implementation) = item else { continue };
+            let of_trait = implementation.trait_.as_ref().and_then(|(_, path, _)| path.segments.last());
+            let of_trait = of_trait.map(|segment| segment.ident.to_string());
+            let of_type = type_name(implementation);
+            if is_left_out(&implementation.attrs) || [&of_trait, &of_type].into_iter().flatten().any(is_hidden) {
+                continue;
+            }
+            let shown = signature::of(item, &module.cfg);
+            if matches!(&shown, Item::Impl(inner) if inner.trait_.is_none() && inner.items.is_empty()) {
+                continue; // nothing in it is public
+            }
+            match of_type.filter(|name| local.contains(name)) {
+                Some(name) => of_types.entry(name).or_default().push(shown),
+                None if is_listed(path) => of_others.push(shown),
+                None => {}
             }
         }
-        found
     }
-    fn of_type(&self, name: &str) -> Vec<Item> {
-        self.of_types.get(name).cloned().unwrap_or_default()
-    }
-    fn others(self) -> Vec<Item> {
-        self.others
-    }
+    (of_types, of_others)
 }
 
 /// The last name of the type that is implemented for.
@@ -115,20 +109,7 @@ fn type_name(item: &ItemImpl) -> Option<String> {
     path.path.segments.last().map(|segment| segment.ident.to_string())
 }
 
-/// The name of any type or trait, public or not.
-fn any_name(item: &Item) -> Option<String> {
-    match item {
-        Item::Enum(item) => Some(item.ident.to_string()),
-        Item::Struct(item) => Some(item.ident.to_string()),
-        Item::Trait(item) => Some(item.ident.to_string()),
-        Item::Type(item) => Some(item.ident.to_string()),
-        Item::Union(item) => Some(item.ident.to_string()),
-        _ => None,
-    }
-    .filter(|_| !is_left_out(attrs(item)))
-}
-
-/// A short digest (FNV-1a): whether two texts are the same one, and no protection against anyone.
+/// A short digest (FNV-1a): it distinguishes texts, and protects nothing.
 fn digest(text: &str) -> String {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, step))
@@ -137,7 +118,13 @@ fn digest(text: &str) -> String {
 #[test]
 fn public_api_is_as_committed_and_announced() {
     let mut violations = Vec::new();
-    for package in published() {
+    let published = published();
+    for text in texts(|path| path.starts_with("docs/api/")) {
+        if !published.iter().any(|package| text.path == format!("docs/api/{}.txt", package.name)) {
+            violations.push(format!("{} is not the API of a published crate", text.path));
+        }
+    }
+    for package in published {
         let text = described(&package.name, &top().join(&package.folder), &package.listed_modules());
         let file = top().join(format!("docs/api/{}.txt", package.name));
         if std::env::var_os("UPDATE").is_some() {
@@ -159,40 +146,43 @@ fn public_api_is_as_committed_and_announced() {
         let mark = format!("(api {})", digest(&text));
         // Newest first: the announcement of a change stands above every older one.
         let newest = announced.lines().find(|line| line.contains("(api "));
-        if newest.is_none_or(|line| !line.contains(&mark)) {
+        if newest.is_none_or(|line| !line.trim_end().ends_with(&mark)) {
             violations.push(format!(
-                "{log}: the newest line with an API says what changed for users, and ends in `{mark}` (docs/crates.md says which changes need which version)"
+                "{log}: needs a line at the top that describes the change for users and ends in `{mark}` (docs/crates.md: which changes need which version)"
             ));
         }
     }
     report("a change of a published crate's API is deliberate and announced", &violations);
 }
 
-#[test]
-fn api_text_has_signatures_and_nothing_private() {
+/// A crate of these files below `src`.
+fn crate_of(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
-    let write = |file: &str, text: &str| {
+    for (file, text) in files {
         let path = folder.path().join("src").join(file);
         std::fs::create_dir_all(path.parent().expect("in src")).expect("made");
         std::fs::write(path, text).expect("written");
-    };
-    write(
-        "lib.rs",
-        "mod a; pub mod b; mod hidden { pub struct H; } pub use self::a::{A, T, made}; pub use serde::Serialize;\n\
-         pub fn f(x: u8) -> u8 { x } fn g() {} #[cfg(test)] mod tests; pub const C: u8 = 7;\n",
-    );
-    write(
-        "a.rs",
-        "/// Doc.\n#[derive(Clone)] pub struct A { pub x: u8, y: u8 } impl A { pub fn m(&self) {} fn p(&self) {} }\n\
+    }
+    folder
+}
+
+#[test]
+fn api_text_has_signatures_and_nothing_private() {
+    let lib = "mod a; pub mod b; mod hidden { pub struct H; } pub use self::a::{A, T, made}; pub use serde::Serialize;\n\
+         #[cfg(feature = \"more\")] pub use serde::Deserialize as De;\n\
+         pub fn f(x: u8) -> u8 { x } fn g() {} #[cfg(test)] mod tests; pub const C: u8 = 7;\n";
+    let a = "/// Doc.\n#[derive(Clone)] pub struct A { pub x: u8, y: u8 }\n\
+         impl A { pub fn m(&mut self) {} pub fn by(mut self, mut n: u8) { n += 1 } fn p(&self) {} }\n\
          pub trait T { const K: u8; fn r(&self); fn d(&self) { todo() } } impl T for A { const K: u8 = 1; fn r(&self) {} }\n\
          trait Private {} impl Private for A {} impl Clone for Foreign { fn clone(&self) -> Self {} }\n\
-         words! { /// About.\n made => 1 }\n",
-    );
-    write("b/mod.rs", "pub use super::a::A; pub enum E { V(u8) }\n");
+         words! { /// About.\n made => 1 }\n";
+    let b = "pub use super::a::A; pub enum E { #[cfg(feature = \"more\")] V(u8), #[serde(skip)] W }\n";
+    let folder = crate_of(&[("lib.rs", lib), ("a.rs", a), ("b/mod.rs", b)]);
     let text = described("some-crate", folder.path(), &[]);
     let expected = "
 ## some_crate
 
+#[cfg(feature = \"more\")] pub use serde::Deserialize as De;
 pub use serde::Serialize;
 #[derive(Clone)]
 pub struct A {
@@ -200,7 +190,8 @@ pub struct A {
     private_fields: _,
 }
 impl A {
-    pub fn m(&self) {}
+    pub fn m(&mut self) {}
+    pub fn by(self, n: u8) {}
 }
 impl T for A {}
 pub const C: u8 = _;
@@ -218,7 +209,9 @@ words! {
 
 pub use some_crate::A;
 pub enum E {
+    #[cfg(feature = \"more\")]
     V(u8),
+    W,
 }
 
 ## Implementations for types of others
@@ -226,4 +219,17 @@ pub enum E {
 impl Clone for Foreign {}
 ";
     assert_eq!(text.strip_prefix(HEADER), Some(expected));
+}
+
+#[test]
+fn forms_that_the_api_text_cannot_show_are_refused() {
+    for lib in [
+        "mod a { pub struct A; } pub use self::a::A as B;",
+        "mod a { pub mod b { pub struct A; } } pub use self::a::b;",
+        "#[macro_export] macro_rules! m { () => {} }",
+    ] {
+        let folder = crate_of(&[("lib.rs", lib)]);
+        let described = std::panic::catch_unwind(|| described("some-crate", folder.path(), &[]));
+        assert!(described.is_err(), "{lib}");
+    }
 }

@@ -93,7 +93,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first = candidate(&store, "first").await?;
     until_leader(&first).await?;
     let second = candidate(&store, "second").await?;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    second.status().wait_for(|status| status.view.leader.as_deref() == Some("first")).await?;
     assert!(first.is_leader() && !second.is_leader());
 
     first.stop(); // in order: the lease is released, and the second need not wait for its end

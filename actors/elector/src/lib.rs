@@ -40,7 +40,9 @@ pub use self::session::Session;
 pub use self::work::{Candidate, Term};
 /// Types in the signatures of this crate, so that a program needs no further crate for them.
 pub use futures_util::future::BoxFuture;
+#[cfg(feature = "managers")]
+pub use muster_gateway::Dialer;
 pub use muster_kernel::{CancellationToken, Spec};
-pub use muster_messages::wire::{LeaseRef, LeaseRequest};
+pub use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 pub use muster_messages::{ErrorBody, FencingToken, MicroTime, Moment, SessionId};
 pub use prometheus_client;

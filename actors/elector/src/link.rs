@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use muster_kernel::Clock;
-use muster_messages::frames::{BoxStream, Framed, FramedReader, FramedWriter};
+use muster_messages::frames::{FramedReader, FramedWriter};
 use muster_messages::wire::{ApiAnswer, ApiCall, KubeAnswer, KubeCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, RequestId, millis};
 use serde_json::{Value, json};
@@ -25,6 +25,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::kubernetes::{ApiError, ApiRequest, KubeApi};
 use crate::ports::Cluster;
+
+/// What [`Connect`] makes.
+pub use muster_messages::frames::{BoxStream, Framed};
 
 /// Unanswered requests on one connection; a manager accepts some 256.
 const MAX_IN_FLIGHT: usize = 200;

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use muster_messages::CrashHow;
-use muster_messages::protocol::{AskError, Reply, Undeliverable};
+use muster_messages::{AskError, CrashHow, Reply, Undeliverable};
 use ractor::ActorRef;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;

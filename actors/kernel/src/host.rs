@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use muster_messages::CrashHow;
-use muster_messages::protocol::Named;
+use muster_messages::{CrashHow, Named};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;

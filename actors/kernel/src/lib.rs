@@ -52,9 +52,8 @@ pub use unix_socket::{Access, SocketFault, UnixSocket};
 
 /// Types in the signatures of this crate, so that a program needs no further crate for them.
 pub use muster_messages::{
-    ActorExit, ActorNode, ActorState, AskId, CrashHow, ErrorBody, ErrorCode, ExitKind, HandlerTimes, Handling, Moment,
-    WallTime,
-    protocol::{AskError, Named, Reply, Undeliverable},
+    ActorExit, ActorNode, ActorState, AskError, AskId, CrashHow, ErrorBody, ErrorCode, ExitKind, HandlerTimes,
+    Handling, Moment, Named, Reply, Undeliverable, WallTime,
 };
 pub use serde_json::Value;
 pub use tokio_util::sync::CancellationToken;

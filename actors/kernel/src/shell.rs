@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use muster_messages::protocol::Named;
+use muster_messages::Named;
 use serde_json::Value;
 
 use crate::Cx;

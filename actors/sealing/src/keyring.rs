@@ -77,11 +77,11 @@ pub enum KeyringFault {
         /// The version that both keys claim.
         version: u64,
     },
+    /// The file is missing, and something is sealed with its keys.
     #[error(
         "the keyring is missing: put the file back from a backup of this node, or remove the node from the cluster, empty the data \
          directory and join again"
     )]
-    /// There is no keyring where one is needed.
     Absent,
     /// The operating system's reason.
     #[error("the keyring cannot be read or written: {0}")]

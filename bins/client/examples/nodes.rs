@@ -1,10 +1,9 @@
-//! Lists the nodes of a cluster: `cargo run -p muster-client --example nodes [SOCKET]`. Without a daemon it says so, and exits as `muster` does.
+//! Lists the nodes of a cluster: `cargo run -p muster-client --example nodes [SOCKET]`. Without a daemon it prints that, and exits as `muster` does.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_client::{Client, ListOf, Outcome, parse};
-use serde_json::Value;
+use muster_client::{Client, ListOf, NodeListView, Outcome, parse};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -20,9 +19,9 @@ async fn main() -> ExitCode {
 
 async fn show(socket: &str) -> Outcome {
     let mut client = Client::to_socket(socket, Duration::from_secs(5));
-    let nodes: Value = parse(&client.list(ListOf::Nodes, false).await?)?;
-    for node in nodes["items"].as_array().into_iter().flatten() {
-        println!("{}  {}  {}", node["name"], node["role"], node["liveness"]);
+    let nodes: NodeListView = parse(&client.list(ListOf::Nodes, false).await?)?;
+    for node in nodes.items {
+        println!("{}  {}  {:?}", node.name, node.role, node.state);
     }
     Ok(())
 }

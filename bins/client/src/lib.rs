@@ -27,4 +27,7 @@ pub use self::settled::{Progress, progress, remaining_work};
 /// Types in the signatures of this crate, so that a program needs no further crate for them.
 pub use muster_gateway::{BoxStream, Dialer, Framed};
 pub use muster_messages::wire::{ListOf, Request};
-pub use muster_messages::{ErrorBody, ErrorCode, EventsView, Name, RequestId, Revision, Secret, StatusView};
+pub use muster_messages::{
+    AutolockView, ErrorBody, ErrorCode, EventsView, Name, NodeListView, NodeView, RequestId, Revision, Role, RootId,
+    RootView, RootsView, Secret, StatusView,
+};

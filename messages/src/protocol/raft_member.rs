@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{AskError, Named, Reply};
+use super::{Named, Reply};
+use crate::base::AskError;
 use crate::model::{
     Command, CommandRefusal, ErrorBody, ErrorCode, MembershipChange, NodeId, RaftId, Replica, Revision,
 };

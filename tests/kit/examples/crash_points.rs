@@ -34,9 +34,9 @@ impl Shell for Account {
     }
 }
 
-#[tokio::main(flavor = "current_thread", start_paused = true)]
-async fn main() {
-    let points = at_every_point(async |fuse| {
+/// Makes three deposits, once for each point at which the account may crash and does. Returns the number of points.
+pub async fn deposits_at_every_point() -> u32 {
+    at_every_point(async |fuse| {
         let mut harness = ActorHarness::start().await;
         let (address, slot) = (Address::new(8), Slot::new());
         harness.start_actor(Spec::actor("account", address.clone(), move || Ok(Account(slot.clone()))));
@@ -50,6 +50,11 @@ async fn main() {
         assert_eq!(balances, [100, 120, 123]);
         harness.finish().await;
     })
-    .await;
+    .await
+}
+
+#[tokio::main(flavor = "current_thread", start_paused = true)]
+async fn main() {
+    let points = deposits_at_every_point().await;
     println!("every balance was right, whichever of {points} points the account crashed at");
 }

@@ -1,4 +1,4 @@
-//! A test kit for actors: any actor, alone, between probes. It depends on the kernel, and on no actor of Muster.
+//! A test kit for actors: any actor, in isolation, between probes. It depends on the kernel, and on no actor of Muster.
 //!
 //! - [`Probe`]: a mailbox without behaviour, or with a script's. It stands in for the collaborators of the actor
 //!   under test.
@@ -7,7 +7,7 @@
 //! - [`history`]: decides whether what clients saw of registers is linearizable. For scenarios with
 //!   several processes, real or simulated.
 //! - `company`, with the feature `authorities`: certificate authorities above a cluster.
-//! - `Schemas`, with the feature `schemas`: whether an answer is as the description of an HTTP API says.
+//! - `Schemas`, with the feature `schemas`: whether an answer conforms to the description of an HTTP API.
 //!
 #![doc = include_str!("../README.md")]
 //!

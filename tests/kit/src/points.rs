@@ -26,7 +26,7 @@ const RUNS_WITHOUT_CRASH: u32 = 4;
 /// finally asserts what holds wherever that was. It must repeat every request that was not answered.
 ///
 /// ```ignore
-#[doc = include_str!("../tests/it/examples/points.rs")]
+#[doc = include_str!("../examples/crash_points.rs")]
 /// ```
 pub async fn at_every_point(scenario: impl AsyncFnMut(Fuse)) -> u32 {
     run_at_points(Fuse::at, scenario).await

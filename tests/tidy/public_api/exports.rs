@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use syn::{Attribute, Item, UseTree, Visibility};
+use syn::{Attribute, Ident, Item, UseTree, Visibility};
 
-use super::source::{Module, ModulePath, Modules, is_left_out};
+use super::source::{Module, ModulePath, Modules, is_left_out, needs};
 use crate::has_word;
 
 /// A definition: its module, and its place in it.
@@ -17,41 +17,31 @@ pub struct Exports {
     pub items: BTreeMap<(String, Definition), Vec<Attribute>>,
     /// Public names from other crates, as they are written.
     pub foreign: BTreeSet<String>,
-    /// Public names whose definition was not found: a macro makes them.
-    pub unknown: BTreeSet<String>,
 }
 
-/// The name of a public definition. `None`: it is private, or has no name.
-pub fn public_name(item: &Item) -> Option<String> {
-    let (vis, ident) = match item {
-        Item::Const(item) => (&item.vis, &item.ident),
-        Item::Enum(item) => (&item.vis, &item.ident),
-        Item::Fn(item) => (&item.vis, &item.sig.ident),
-        Item::Static(item) => (&item.vis, &item.ident),
-        Item::Struct(item) => (&item.vis, &item.ident),
-        Item::Trait(item) => (&item.vis, &item.ident),
-        Item::Type(item) => (&item.vis, &item.ident),
-        Item::Union(item) => (&item.vis, &item.ident),
+/// The attributes, the visibility and the name of an item that has all three.
+fn named(item: &Item) -> Option<(&[Attribute], &Visibility, &Ident)> {
+    Some(match item {
+        Item::Const(item) => (&item.attrs[..], &item.vis, &item.ident),
+        Item::Enum(item) => (&item.attrs[..], &item.vis, &item.ident),
+        Item::Fn(item) => (&item.attrs[..], &item.vis, &item.sig.ident),
+        Item::Static(item) => (&item.attrs[..], &item.vis, &item.ident),
+        Item::Struct(item) => (&item.attrs[..], &item.vis, &item.ident),
+        Item::Trait(item) => (&item.attrs[..], &item.vis, &item.ident),
+        Item::Type(item) => (&item.attrs[..], &item.vis, &item.ident),
+        Item::Union(item) => (&item.attrs[..], &item.vis, &item.ident),
         _ => return None,
-    };
-    (matches!(vis, Visibility::Public(_)) && !is_left_out(attrs(item))).then(|| ident.to_string())
+    })
 }
 
-pub fn attrs(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Union(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
+/// The name of a definition, public or not. `None`: it has no name, or users never see it.
+pub fn name_of(item: &Item) -> Option<String> {
+    named(item).filter(|(attrs, ..)| !is_left_out(attrs)).map(|(_, _, ident)| ident.to_string())
+}
+
+/// The same, only if it is public where it is defined.
+fn public_name(item: &Item) -> Option<String> {
+    name_of(item).filter(|_| named(item).is_some_and(|(_, vis, _)| matches!(vis, Visibility::Public(_))))
 }
 
 /// A call of a macro at the level of a module: it may define what the module exports.
@@ -87,7 +77,7 @@ fn collect(all: &Modules, path: &ModulePath, found: &mut Exports, seen: &mut BTr
     }
 }
 
-/// Adds what one name of a `pub use` means.
+/// Adds what one name of a `pub use` means. Panics where it would have to leave something out.
 fn follow(
     all: &Modules,
     at: &ModulePath,
@@ -98,38 +88,40 @@ fn follow(
     seen: &mut BTreeSet<ModulePath>,
 ) {
     let (last, before) = names.split_last().expect("a path has a name");
+    let written = names.join("::");
     // A name without a path is another crate's.
     let module = (!before.is_empty()).then(|| module_of(all, at, before)).flatten();
     let Some(module) = module else {
+        let cfg: String = needs(&all[at].cfg, attrs)
+            .iter()
+            .filter_map(|attr| Some(format!("#[cfg({})] ", attr.meta.require_list().ok()?.tokens)))
+            .collect();
         let renamed = renamed.map_or(String::new(), |name| format!(" as {name}"));
-        found.foreign.insert(format!("pub use {}{renamed};", names.join("::")));
+        found.foreign.insert(format!("{cfg}pub use {written}{renamed};"));
         return;
     };
     if last == "*" {
         return collect(all, &module, found, seen);
     }
-    let own = all.get(&module).map(|module| definitions(module, last)).unwrap_or_default();
-    let cfg = |module: &ModulePath| {
-        let mut cfg = all.get(module).map(|module| module.cfg.clone()).unwrap_or_default();
-        cfg.extend(attrs.iter().filter(|attr| attr.path().is_ident("cfg")).cloned());
-        cfg.dedup();
-        cfg
+    assert!(
+        renamed.is_none(),
+        "{written}: an item of this crate must keep its name, by which its implementations are found"
+    );
+    let own = definitions(&all[&module], last);
+    let definitions: Vec<Definition> = if own.is_empty() {
+        // Re-exported there from elsewhere.
+        let there = exports(all, &module).items.into_keys().filter(|(name, _)| name == last);
+        there.map(|(_, definition)| definition).collect()
+    } else {
+        own.into_iter().map(|place| (module.clone(), place)).collect()
     };
-    for place in &own {
-        let name = renamed.unwrap_or(last).to_owned();
-        found.items.insert((name, (module.clone(), *place)), cfg(&module));
-    }
-    if own.is_empty() {
-        // Re-exported there from elsewhere, perhaps.
-        let there = exports(all, &module);
-        let further: Vec<_> = there.items.keys().filter(|(name, _)| name == last).cloned().collect();
-        if further.is_empty() {
-            found.unknown.insert(format!("pub use {};", names.join("::")));
-        }
-        for (name, definition) in further {
-            let cfg = cfg(&definition.0);
-            found.items.insert((name, definition), cfg);
-        }
+    assert!(
+        !definitions.is_empty(),
+        "{written}: neither an item nor in a macro's call; a module must be public where it is"
+    );
+    for definition in definitions {
+        let needs = needs(&all[&definition.0].cfg, attrs);
+        found.items.insert((last.clone(), definition), needs);
     }
 }
 

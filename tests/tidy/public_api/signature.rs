@@ -1,9 +1,10 @@
 //! Items without what is not part of a signature: bodies, values, private fields, comments.
 
 use proc_macro2::{Group, TokenStream, TokenTree};
+use syn::visit_mut::{self, VisitMut};
 use syn::{
-    Attribute, Block, Expr, Field, Fields, FnArg, ImplItem, Item, ItemImpl, Pat, Signature, TraitItem, Visibility,
-    parse_quote,
+    Attribute, Block, Expr, Field, Fields, ImplItem, ImplItemConst, Item, ItemConst, ItemImpl, ItemStatic, ItemStruct,
+    ItemTrait, Macro, PatIdent, Receiver, TraitItem, TraitItemConst, Visibility, parse_quote,
 };
 
 use super::source::is_left_out;
@@ -11,79 +12,81 @@ use super::source::is_left_out;
 /// Attributes that users notice.
 const KEPT: [&str; 6] = ["cfg", "derive", "deprecated", "must_use", "non_exhaustive", "repr"];
 
-fn keep(attrs: &mut Vec<Attribute>) {
-    attrs.retain(|attr| KEPT.iter().any(|kept| attr.path().is_ident(kept)));
-    // The text of a `must_use` is a comment.
-    for attr in attrs.iter_mut().filter(|attr| attr.path().is_ident("must_use")) {
-        *attr = parse_quote!(#[must_use]);
-    }
+/// An item as its users see it, with what else it needs to exist. Of an implementation without a trait nothing may remain.
+pub fn of(item: &Item, cfg: &[Attribute]) -> Item {
+    let mut item = item.clone();
+    AsSeen { needs: cfg.to_vec() }.visit_item_mut(&mut item);
+    item
 }
 
-fn empty() -> Block {
-    parse_quote!({})
+/// Takes away what users do not see.
+struct AsSeen {
+    /// What the item needs beside its own attributes. They are visited first, and take it.
+    needs: Vec<Attribute>,
 }
 
-/// `mut` before a parameter is the body's business.
-fn without_mut(signature: &mut Signature) {
-    for input in &mut signature.inputs {
-        if let FnArg::Typed(argument) = input
-            && let Pat::Ident(name) = &mut *argument.pat
-        {
-            name.mutability = None;
+impl VisitMut for AsSeen {
+    fn visit_attributes_mut(&mut self, attrs: &mut Vec<Attribute>) {
+        attrs.retain(|attr| KEPT.iter().any(|kept| attr.path().is_ident(kept)));
+        // The text of a `must_use` is a comment.
+        for attr in attrs.iter_mut().filter(|attr| attr.path().is_ident("must_use")) {
+            *attr = parse_quote!(#[must_use]);
         }
+        let mut needs = std::mem::take(&mut self.needs);
+        needs.retain(|need| !attrs.contains(need));
+        attrs.splice(0..0, needs);
+    }
+    /// A method with a body in a trait is one that implementations may leave out.
+    fn visit_block_mut(&mut self, block: &mut Block) {
+        block.stmts.clear();
+    }
+    /// `mut` before a parameter is the body's business.
+    fn visit_pat_ident_mut(&mut self, parameter: &mut PatIdent) {
+        parameter.mutability = None;
+    }
+    fn visit_receiver_mut(&mut self, receiver: &mut Receiver) {
+        if receiver.reference.is_none() {
+            receiver.mutability = None;
+        }
+    }
+    fn visit_item_const_mut(&mut self, item: &mut ItemConst) {
+        *item.expr = any_value();
+        visit_mut::visit_item_const_mut(self, item);
+    }
+    fn visit_item_static_mut(&mut self, item: &mut ItemStatic) {
+        *item.expr = any_value();
+        visit_mut::visit_item_static_mut(self, item);
+    }
+    fn visit_item_struct_mut(&mut self, item: &mut ItemStruct) {
+        hide_private(&mut item.fields);
+        visit_mut::visit_item_struct_mut(self, item);
+    }
+    fn visit_item_trait_mut(&mut self, item: &mut ItemTrait) {
+        item.items.retain(|inner| !is_left_out(trait_attrs(inner)));
+        visit_mut::visit_item_trait_mut(self, item);
+    }
+    fn visit_trait_item_const_mut(&mut self, item: &mut TraitItemConst) {
+        if let Some((_, value)) = &mut item.default {
+            *value = any_value();
+        }
+        visit_mut::visit_trait_item_const_mut(self, item);
+    }
+    fn visit_item_impl_mut(&mut self, item: &mut ItemImpl) {
+        let of_trait = item.trait_.is_some();
+        item.items.retain(|inner| is_shown(inner, of_trait));
+        visit_mut::visit_item_impl_mut(self, item);
+    }
+    fn visit_impl_item_const_mut(&mut self, item: &mut ImplItemConst) {
+        item.expr = any_value();
+        visit_mut::visit_impl_item_const_mut(self, item);
+    }
+    fn visit_macro_mut(&mut self, call: &mut Macro) {
+        call.tokens = without_comments(std::mem::take(&mut call.tokens));
     }
 }
 
 fn any_value() -> Expr {
     parse_quote!(_)
-}
-
-/// A definition as its users see it, with what else it needs to exist.
-pub fn of(item: &Item, cfg: &[Attribute]) -> Item {
-    let mut item = item.clone();
-    let own = match &mut item {
-        Item::Const(item) => {
-            *item.expr = any_value();
-            &mut item.attrs
-        }
-        Item::Static(item) => {
-            *item.expr = any_value();
-            &mut item.attrs
-        }
-        Item::Fn(item) => {
-            *item.block = empty();
-            without_mut(&mut item.sig);
-            &mut item.attrs
-        }
-        Item::Struct(item) => {
-            hide_private(&mut item.fields);
-            &mut item.attrs
-        }
-        Item::Enum(item) => {
-            for variant in &mut item.variants {
-                keep(&mut variant.attrs);
-                variant.fields.iter_mut().for_each(|field| keep(&mut field.attrs));
-            }
-            &mut item.attrs
-        }
-        Item::Trait(item) => {
-            item.items.retain(|inner| !is_left_out(trait_attrs(inner)));
-            item.items.iter_mut().for_each(strip_trait_item);
-            &mut item.attrs
-        }
-        Item::Macro(item) => {
-            item.mac.tokens = without_comments(item.mac.tokens.clone());
-            &mut item.attrs
-        }
-        Item::Type(item) => &mut item.attrs,
-        Item::Union(item) => &mut item.attrs,
-        other => panic!("{other:?} has no signature"),
-    };
-    keep(own);
-    let mut needs = cfg.to_vec();
-    needs.retain(|attr| !own.contains(attr));
-    own.splice(0..0, needs);
-    item
 }
 
 fn trait_attrs(item: &TraitItem) -> &[Attribute] {
@@ -95,24 +98,17 @@ fn trait_attrs(item: &TraitItem) -> &[Attribute] {
     }
 }
 
-/// A method with a body is one that implementations may leave out.
-fn strip_trait_item(item: &mut TraitItem) {
+/// Of a trait's implementation users see only the types that it chooses: methods are the trait's.
+fn is_shown(item: &ImplItem, of_trait: bool) -> bool {
+    let is_public = |vis: &Visibility, attrs: &[Attribute]| {
+        !of_trait && matches!(vis, Visibility::Public(_)) && !is_left_out(attrs)
+    };
     match item {
-        TraitItem::Const(item) => {
-            keep(&mut item.attrs);
-            if let Some((_, value)) = &mut item.default {
-                *value = any_value();
-            }
-        }
-        TraitItem::Fn(item) => {
-            keep(&mut item.attrs);
-            without_mut(&mut item.sig);
-            if let Some(body) = &mut item.default {
-                *body = empty();
-            }
-        }
-        TraitItem::Type(item) => keep(&mut item.attrs),
-        _ => {}
+        ImplItem::Fn(item) => is_public(&item.vis, &item.attrs),
+        ImplItem::Const(item) => is_public(&item.vis, &item.attrs),
+        ImplItem::Type(_) => true,
+        ImplItem::Macro(_) => !of_trait,
+        _ => false,
     }
 }
 
@@ -132,43 +128,6 @@ fn hide_private(fields: &mut Fields) {
             }
         }
         Fields::Unit => {}
-    }
-    fields.iter_mut().for_each(|field| keep(&mut field.attrs));
-}
-
-/// An implementation as users see it. `None`: it has nothing public.
-pub fn of_impl(implementation: &ItemImpl, cfg: &[Attribute]) -> Option<Item> {
-    let mut item = implementation.clone();
-    keep(&mut item.attrs);
-    item.attrs.splice(0..0, cfg.iter().cloned());
-    let of_trait = item.trait_.is_some();
-    let inner = std::mem::take(&mut item.items);
-    item.items = inner.into_iter().filter_map(|inner| strip_impl_item(inner, of_trait)).collect();
-    (of_trait || !item.items.is_empty()).then_some(Item::Impl(item))
-}
-
-/// Of a trait's implementation only what it chooses: methods are the trait's.
-fn strip_impl_item(item: ImplItem, of_trait: bool) -> Option<ImplItem> {
-    match item {
-        ImplItem::Fn(mut item) => {
-            let shown = !of_trait && matches!(item.vis, Visibility::Public(_)) && !is_left_out(&item.attrs);
-            keep(&mut item.attrs);
-            item.block = empty();
-            without_mut(&mut item.sig);
-            shown.then_some(ImplItem::Fn(item))
-        }
-        ImplItem::Const(mut item) => {
-            let shown = !of_trait && matches!(item.vis, Visibility::Public(_)) && !is_left_out(&item.attrs);
-            keep(&mut item.attrs);
-            item.expr = any_value();
-            shown.then_some(ImplItem::Const(item))
-        }
-        ImplItem::Type(mut item) => {
-            keep(&mut item.attrs);
-            Some(ImplItem::Type(item))
-        }
-        ImplItem::Macro(item) => (!of_trait).then_some(ImplItem::Macro(item)),
-        _ => None,
     }
 }
 

@@ -41,6 +41,9 @@ fn parse(file: &Path) -> Vec<Item> {
 fn add(path: ModulePath, mut module: Module, items: Vec<Item>, below: &Path, found: &mut Modules) {
     for item in items {
         let Item::Mod(inner) = item else {
+            let is_exported = |attr: &Attribute| attr.path().is_ident("macro_export");
+            let exports = matches!(&item, Item::Macro(rules) if rules.attrs.iter().any(is_exported));
+            assert!(!exports, "{path:?}: this list does not show exported macros");
             module.items.push(item);
             continue;
         };
@@ -50,8 +53,7 @@ fn add(path: ModulePath, mut module: Module, items: Vec<Item>, below: &Path, fou
         let name = inner.ident.to_string();
         let mut inner_path = path.clone();
         inner_path.push(name.clone());
-        let mut cfg = module.cfg.clone();
-        cfg.extend(inner.attrs.iter().filter(|attr| attr.path().is_ident("cfg")).cloned());
+        let cfg = needs(&module.cfg, &inner.attrs);
         let is_public = matches!(inner.vis, Visibility::Public(_));
         let folder = below.join(&name);
         let items = match inner.content {
@@ -66,6 +68,13 @@ fn add(path: ModulePath, mut module: Module, items: Vec<Item>, below: &Path, fou
 fn file_of(below: &Path, name: &str) -> PathBuf {
     let plain = below.join(format!("{name}.rs"));
     if plain.exists() { plain } else { below.join(name).join("mod.rs") }
+}
+
+/// What an item needs to exist: what the module around it needs, and its own conditions.
+pub fn needs(module: &[Attribute], attrs: &[Attribute]) -> Vec<Attribute> {
+    let mut needs = module.to_vec();
+    needs.extend(attrs.iter().filter(|attr| attr.path().is_ident("cfg") && !module.contains(attr)).cloned());
+    needs
 }
 
 /// Whether users of the crate never see it: tests, injected bugs, and what the documentation hides.

@@ -22,7 +22,7 @@ pub struct Record {
     pub renewed: Option<MicroTime>,
     /// How often the holder changed.
     pub transitions: i32,
-    /// By which strategy a coordinator chooses; `None`: there is no coordinator.
+    /// The strategy by which a coordinator chooses the holder; `None` without a coordinator.
     pub strategy: Option<String>,
     /// The holder that the coordinator prefers.
     pub preferred_holder: Option<String>,
@@ -93,7 +93,7 @@ pub(crate) fn show_time(at: MicroTime) -> Option<String> {
 /// The record with its version in the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Versioned {
-    /// What it says.
+    /// The content.
     pub record: Record,
     /// Its version, with which the next write proves that it has seen this one.
     pub resource_version: String,

@@ -22,7 +22,7 @@ pub struct Hold {
 
 impl Hold {
     /// The hold of a renewal that was sent at `sent`.
-    pub fn from(timing: &Timing, sent: Moment) -> Self {
+    pub(crate) fn from(timing: &Timing, sent: Moment) -> Self {
         let over_at = sent + timing.lease.saturating_sub(timing.margin());
         Self { step_down_at: (sent + timing.renew).min(over_at), over_at }
     }

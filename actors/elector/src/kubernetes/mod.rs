@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::{BoxStream, pending};
+use futures_util::stream::pending;
 use futures_util::{FutureExt, StreamExt};
 use muster_messages::FencingToken;
 use muster_messages::wire::LeaseRef;
@@ -22,6 +22,8 @@ use crate::ports::Lock;
 
 #[cfg(feature = "kube")]
 pub use self::client::KubeClient;
+/// What [`KubeApi::watch`] returns.
+pub use futures_util::stream::BoxStream;
 
 /// Annotation with the holder's fencing token. Muster clusters write it and ignore clients' values.
 pub const FENCING_TOKEN: &str = "muster.dev/fencing-token";
@@ -61,7 +63,7 @@ pub enum ApiRequest {
 pub struct ApiError {
     /// The HTTP status; 0 if there was no answer.
     pub status: u16,
-    /// The server's message, or why there is no answer.
+    /// The server's message, or why the server could not be reached.
     pub message: String,
 }
 

@@ -6,8 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use muster_kernel::{Address, Children, Cx, Fault, Intensity, Shell, Slot, Spec, Strategy, Undeliverable};
-use muster_messages::protocol::Named;
-use muster_messages::{ActorState, CrashHow, ExitKind};
+use muster_messages::{ActorState, CrashHow, ExitKind, Named};
 
 use crate::parts::{Msg, StopBehavior, Yard, eventually};
 

@@ -7,8 +7,7 @@ use std::time::Duration;
 use muster_kernel::{
     Address, Backoff, Beside, Cx, Fault, Group, Intensity, Shell, Spec, Supervisor, Tree, Undeliverable,
 };
-use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorNode, ActorState, CrashHow, ExitKind};
+use muster_messages::{ActorNode, ActorState, CrashHow, ExitKind, Named, Reply};
 use serde_json::json;
 
 #[derive(Named)]

@@ -7,8 +7,7 @@ use std::time::Duration;
 use muster_kernel::{
     Address, Alarm, AskError, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree, Undeliverable,
 };
-use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorState, CrashHow, ExitKind, Moment};
+use muster_messages::{ActorState, CrashHow, ExitKind, Moment, Named, Reply};
 
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]

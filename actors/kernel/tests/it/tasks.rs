@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use muster_kernel::{Address, Arrived, Cx, Fault, Intensity, Shell, Spec, Supervisor, Tree, Undeliverable};
-use muster_messages::protocol::Named;
-use muster_messages::{ActorState, CrashHow, ExitKind};
+use muster_messages::{ActorState, CrashHow, ExitKind, Named};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 

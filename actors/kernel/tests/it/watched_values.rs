@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use muster_kernel::{Address, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree};
-use muster_messages::protocol::Named;
-use muster_messages::{ActorState, CrashHow};
+use muster_messages::{ActorState, CrashHow, Named};
 use tokio::sync::watch;
 
 use crate::parts::{eventually, quiet};

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use muster_kernel::{Address, Cx, Fault, Group, Shell, Spec, Supervisor, Tree};
-use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorNode, ActorState, CrashHow};
+use muster_messages::{ActorNode, ActorState, CrashHow, Named, Reply};
 use tokio::sync::watch;
 
 /// What a part does with its context.
