@@ -179,6 +179,8 @@ impl Guarded {
                 }
             };
             tokio::select! {
+                // A process that was stopped for a moment may find both ready. A report that has arrived shows that the guardian is not hung.
+                biased;
                 news = self.news.recv() => break news,
                 () = alarm => if self.overdue.woke(BootTime.now()) {
                     self.hung = true;
@@ -224,6 +226,7 @@ mod tests {
     use muster_messages::Moment;
 
     use super::*;
+    use crate::guard::Report;
 
     /// A guardian that reads nothing and never ends, like a frozen one.
     fn unresponsive_guardian(folder: &std::path::Path) -> Guarded {
@@ -244,6 +247,26 @@ mod tests {
         guarded.until(hold(BootTime.now())).await;
         assert_eq!(guarded.next().await, None);
         assert!(guarded.has_hung());
+        guarded.collect().expect("it has ended");
+    }
+
+    #[tokio::test]
+    async fn report_that_has_arrived_precedes_the_alarm() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let mut guarded = unresponsive_guardian(folder.path());
+        let (tell, news) = mpsc::channel(1);
+        guarded.news = news;
+        guarded.overdue = Overdue::new(Duration::ZERO);
+        let now = BootTime.now();
+        guarded.overdue.ordered(now, Input::Until(hold(now)));
+        assert!(!guarded.overdue.woke(now), "from now on the alarm is due");
+        // A choice without an order would take the alarm in half of the rounds.
+        for _ in 0..20 {
+            tell.send(News::Report(Report::Lapsed)).await.expect("the receiver is ours");
+            assert_eq!(guarded.next().await, Some(News::Report(Report::Lapsed)));
+        }
+        assert!(!guarded.has_hung());
+        guarded.kill();
         guarded.collect().expect("it has ended");
     }
 
