@@ -62,13 +62,24 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
     (exit, std::fs::read_to_string(&out).unwrap_or_default())
 }
 
+/// What a document's lines print, which all succeed.
+#[track_caller]
+fn walk(document: &str, folder: &Path) -> String {
+    let (exit, said) = run(&shell_of(document), folder);
+    if exit != Some(Exit::Code(0)) {
+        let last = said.lines().rev().take(6).collect::<Vec<_>>();
+        let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
+        panic!("{exit:?} after {last}\nof all this:\n{said}");
+    }
+    said
+}
+
 #[test]
 #[ignore = "full tier"]
 fn migration_walk_runs_as_written() {
     let _permit = permit();
     let folder = temporary_folder("walk").expect("a temporary folder");
-    let (exit, said) = run(&shell_of(MIGRATION), folder.path());
-    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
+    let said = walk(MIGRATION, folder.path());
     // The output that the text promises.
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
     let services: String = (1..=3).map(|n| read(&format!("n{n}.service"))).collect();
@@ -91,8 +102,7 @@ fn migration_walk_runs_as_written() {
 fn two_applications_walk_runs_as_written() {
     let _permit = permit();
     let folder = temporary_folder("walk").expect("a temporary folder");
-    let (exit, said) = run(&shell_of(TWO_APPLICATIONS), folder.path());
-    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
+    let said = walk(TWO_APPLICATIONS, folder.path());
     for line in [
         "shop         1.0.0",
         "the node's own",
@@ -111,8 +121,7 @@ fn two_applications_walk_runs_as_written() {
 fn on_call_walk_runs_as_written() {
     let _permit = permit();
     let folder = temporary_folder("walk").expect("a temporary folder");
-    let (exit, said) = run(&shell_of(ON_CALL), folder.path());
-    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
+    let said = walk(ON_CALL, folder.path());
     // The output that the text promises, in its order.
     let mut rest = said.as_str();
     for line in [
@@ -144,8 +153,7 @@ fn python_walk_runs_as_written() {
     for (name, text) in PYTHON_MODULES {
         std::fs::write(folder.path().join(name), text).expect("the folder is writable");
     }
-    let (exit, said) = run(&shell_of(PYTHON), folder.path());
-    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
+    let said = walk(PYTHON, folder.path());
     // The output that the text promises, in its order.
     let mut rest = said.as_str();
     for line in [

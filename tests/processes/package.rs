@@ -23,7 +23,8 @@ fn starts(line: &&str) -> bool {
     command.contains("start") && !command.starts_with("echo ") && !command.starts_with('#')
 }
 
-fn is_installed(program: &str) -> bool {
+/// Whether the program can be started; prints that nothing is checked with it otherwise.
+pub fn is_installed(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
         println!("{program} is not installed: nothing was checked with it");
@@ -31,6 +32,7 @@ fn is_installed(program: &str) -> bool {
     found
 }
 
+/// Builds the package of this kind (`deb`, `rpm`) into a new folder, and returns its path.
 pub fn build(kind: &str, out: &Path) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(kind).join("build");
     let programs = Path::new(MUSTERD).parent().expect("a program is in a directory");
