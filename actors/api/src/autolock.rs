@@ -31,7 +31,7 @@ impl AutolockRequests<'_> {
         let (at, replica) = self.change("unlock key rotated", AutolockChange::Rotate { key: new_key() }).await?;
         let autolock = &replica.tables.autolock;
         made(autolock, at).ok_or_else(|| {
-            overtaken(autolock, "the key of this request is no longer on record: no manager can need it")
+            overtaken(autolock, "the key that this request made was deleted, because no manager needs it")
         })
     }
 
@@ -61,13 +61,13 @@ impl AutolockRequests<'_> {
     }
 }
 
-/// The key that the change at this revision made. `None`: it made none, or no manager can need it any more.
+/// The key that the change at this revision made. `None`: it made none, or the key was deleted because no manager needs it.
 fn made(autolock: &Autolock, at: Revision) -> Option<UnlockKeyView> {
     let (key, set_at) = autolock.key_of(at)?;
     Some(UnlockKeyView { enabled: true, version: at, key: key.expose().to_owned(), set_at, changed: Some(true) })
 }
 
-/// Another request has changed autolock since, and what this one did is not on record any more.
+/// Another request has changed autolock since, and what this one did is no longer on record.
 fn overtaken(autolock: &Autolock, now: &str) -> ErrorBody {
     let version = autolock.version;
     let text = format!("another request has changed autolock since, at revision {version}: {now}");
@@ -87,7 +87,7 @@ fn shown(autolock: &Autolock, version: Option<Revision>, changed: Option<bool>) 
     };
     let (key, set_at) = autolock.key_of(version).ok_or_else(|| {
         let text = format!(
-            "no unlock key of version {version} is on record: there was none, or no manager can need it any more"
+            "no unlock key of version {version} is on record: it never existed, or was deleted because no manager needs it"
         );
         ErrorBody::new(ErrorCode::NotFound, text)
     })?;

@@ -32,7 +32,7 @@ async fn set(ctx: &mut Context, args: SetArgs) -> Outcome<u8> {
         Declared::Settings(settings) => AutopilotRequest::Set { settings, generation },
     };
     let table = |view: &AutopilotChangedView, names: &render::Names| {
-        render::autopilot_changed(view, names) + render::warning(view)
+        render::autopilot_changed(view, names) + render::autopilot_warning(view)
     };
     ctx.show_named(Request::Autopilot(request), is_changed, table).await
 }

@@ -82,10 +82,10 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
                 let add: BTreeMap<String, String> = label_add.into_iter().collect();
                 let generation = generation.map(Generation);
                 let request = Request::NodeUpdate { node, add, remove: label_rm, generation };
-                // First: it is refused if the node is of another generation.
+                // First, because it is refused if the node has another generation.
                 ctx.show(request, |_| String::new(), render::node).await?;
             } else if generation.is_some() {
-                let text = "--generation is that of the labels: a preference as manager has none";
+                let text = "--generation applies only to labels";
                 return Err(Failure::new(ErrorCode::Invalid, text));
             }
             match prefer {

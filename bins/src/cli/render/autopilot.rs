@@ -111,7 +111,7 @@ pub fn autopilot_explained(view: &AutopilotView, names: &Names) -> String {
     text + &format!("next  {}\n", next(&view.next, names))
 }
 
-/// `muster autopilot explain NODE`: of a view with this node alone.
+/// `muster autopilot explain NODE`, from a view that lists only this node.
 pub fn autopilot_explained_of(view: &AutopilotView, names: &Names, node: &str) -> String {
     let text = match (view.managers.is_empty(), view.candidates.is_empty()) {
         (false, _) => managers(view),
@@ -213,8 +213,8 @@ pub fn autopilot_changed(view: &AutopilotChangedView, names: &Names) -> String {
     text
 }
 
-/// What a declaration means for the root key.
-pub fn warning(view: &AutopilotChangedView) -> &'static str {
+/// After `muster cluster set`: which nodes may get the root key.
+pub fn autopilot_warning(view: &AutopilotChangedView) -> &'static str {
     match &view.policy {
         Some(policy) if policy.eligible.is_empty() && view.changed => {
             "every worker may be promoted, and each manager has the cluster's root key; `eligible=` limits which workers\n"

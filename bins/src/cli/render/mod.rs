@@ -15,7 +15,7 @@ pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::autolock::{autolock, locked, unlock_key};
 pub use self::autopilot::{
     autopilot, autopilot_brief_of, autopilot_changed, autopilot_explained, autopilot_explained_of, autopilot_preview,
-    drained, warning,
+    autopilot_warning, drained,
 };
 pub use self::events::{event_lines, events};
 pub use self::live::{Baseline, live};
