@@ -99,6 +99,9 @@ impl AgentConnections {
         let Some(host) = world.rng.pick(&there) else {
             return Self::dial_failed(world, idx, attempt, "connection refused", Duration::from_millis(1));
         };
+        if world.machines[host].thaws.is_some() {
+            return Self::dial_failed(world, idx, attempt, "no answer", DIAL_TIMEOUT);
+        }
         let id = world.number();
         let node = world.machines[idx].id;
         let runtime = world.machines[host].runtime.as_ref().map_or(0, |h| h.number);
