@@ -46,7 +46,7 @@ impl Wait {
     }
 }
 
-/// A certificate outlives its node's block by this much, because clocks differ.
+/// A block outlives its node's last certificate by this much, because clocks differ. The store extends a block that is too short for that.
 const CLOCK_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// The facts that a plan may use.
