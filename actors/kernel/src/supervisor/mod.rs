@@ -5,6 +5,7 @@
 //! the supervisor itself, children first, and its parent decides. A child that ignores stop and kill is shown as stuck,
 //! at its own path, and never blocks its parent.
 
+mod child;
 mod children;
 mod core;
 mod group;

@@ -5,18 +5,17 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::{ActorState, CrashHow, ExitKind};
-use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, ActorStatus, Signal, SupervisionEvent};
+use muster_messages::{CrashHow, ExitKind};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, Signal, SupervisionEvent};
 use serde_json::json;
-use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 
 use super::Children;
+use super::child::Child;
 use super::children::{Report, SupervisorMsg};
 use super::core::{Core, Effect, Fate, Input, Policy, Timer};
 use crate::fence::Fence;
 use crate::host::{HANG, Panicked, Start};
-use crate::spec::{KILL_DEADLINE, SHUTDOWN_LIMIT, is_segment};
+use crate::spec::{SHUTDOWN_LIMIT, is_segment};
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
 use crate::{Clock, Fault, Group, Spec, Strategy, Tree};
@@ -30,30 +29,6 @@ pub(super) struct SupervisorArgs {
     pub fence: Fence,
     /// Where it shows its current work. An actor's own group of children has no path of its own, and shows nothing.
     pub pulse: Option<Pulse>,
-}
-
-struct Child {
-    spec: Spec,
-    vitals: Arc<Vitals>,
-    _registration: Registration,
-    /// The latest run, until it has ended or was abandoned.
-    fence: Option<(u64, Fence)>,
-    stopped: Vec<oneshot::Sender<()>>,
-    /// How many of its next starts fail on request.
-    bad_starts: u32,
-    /// Start order, for the reverse order of shutdown.
-    order: u64,
-    /// The latest timer: a child has one at a time.
-    timer: Option<AbortHandle>,
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        if let Some(timer) = self.timer.take() {
-            timer.abort();
-        }
-        self.close();
-    }
 }
 
 pub(super) struct State {
@@ -110,7 +85,7 @@ impl Actor for SupervisorActor {
             SupervisorMsg::Start(spec) => s.start(*spec),
             SupervisorMsg::Stop { name, done } => {
                 match (s.children.get_mut(&name), done) {
-                    (Some(child), Some(done)) => child.stopped.push(done),
+                    (Some(child), Some(done)) => child.notify_when_stopped(done),
                     (None, Some(done)) => drop(done.send(())),
                     (_, None) => {}
                 }
@@ -199,55 +174,6 @@ impl Actor for SupervisorActor {
     }
 }
 
-/// Asks an actor to stop, and kills it after the deadline; returns whether it has ended.
-async fn ends(cell: &ActorCell, deadline: Duration) -> bool {
-    // Not `stop_and_wait`: that fails at once for an actor that was asked before and is stopping.
-    cell.stop(Some("shutdown".to_owned()));
-    cell.wait(Some(deadline)).await.is_ok() || cell.kill_and_wait(Some(deadline.min(KILL_DEADLINE))).await.is_ok()
-}
-
-impl Child {
-    async fn stop_in_order(self) {
-        let Some(cell) = self.cell() else { return };
-        if cell.get_status() == ActorStatus::Stopped {
-            return;
-        }
-        self.vitals.enter(ActorState::Stopping);
-        let began = tokio::time::Instant::now();
-        if !ends(cell, self.spec.stop_deadline).await {
-            self.abandon();
-            tracing::error!(path = %self.vitals.path, "actor ignored stop and kill");
-        }
-        tracing::debug!(path = %self.vitals.path, took = ?began.elapsed(), "actor stop finished");
-    }
-
-    fn cell(&self) -> Option<&ActorCell> {
-        self.fence.as_ref()?.1.actor()
-    }
-
-    /// Ends its run, and everything below it.
-    fn close(&mut self) {
-        if let Some((_, fence)) = self.fence.take() {
-            fence.close();
-        }
-    }
-
-    /// Ends the parts of a stuck incarnation that can be ended: its address, tasks, timers and children. The kill has not reached
-    /// the children, because only the end of the incarnation does that.
-    fn abandon(&self) {
-        self.vitals.enter(ActorState::Stuck);
-        if let Some((_, fence)) = &self.fence {
-            fence.close();
-        }
-        let Some(cell) = self.cell() else { return };
-        for below in cell.get_children() {
-            // Unlinked first: a child's final message carries its state, and would wait for the stuck actor to read it.
-            below.unlink(cell.clone());
-            below.kill();
-        }
-    }
-}
-
 impl State {
     /// Shows this message as current until it has been handled.
     fn begin(&self, message: &'static str) {
@@ -312,17 +238,7 @@ impl State {
                 let vitals = Arc::new(Vitals::new(path, spec.kind, label));
                 let registration = self.args.tree.register(Arc::clone(&vitals));
                 self.started += 1;
-                let child = Child {
-                    spec,
-                    vitals,
-                    _registration: registration,
-                    fence: None,
-                    stopped: Vec::new(),
-                    bad_starts: 0,
-                    order: self.started,
-                    timer: None,
-                };
-                self.children.insert(name.clone(), child);
+                self.children.insert(name.clone(), Child::new(spec, vitals, registration, self.started));
             }
         }
         self.step(Input::Start { name, policy, requires });
@@ -390,10 +306,7 @@ impl State {
             Effect::SetTimer { name, run, timer, after } => self.set_timer(name, run, timer, after),
             Effect::State { name, state } => {
                 if let Some(child) = self.children.get_mut(&name) {
-                    child.vitals.enter(state);
-                    if let Some(timer) = child.timer.take_if(|_| state == ActorState::Healthy) {
-                        timer.abort();
-                    }
+                    child.enter(state);
                 }
             }
             Effect::Waits { name, on } => {
@@ -404,20 +317,12 @@ impl State {
             }
             Effect::Exit { name, kind, text } => {
                 if let Some(child) = self.children.get_mut(&name) {
-                    child.close();
-                    if kind == ExitKind::Normal {
-                        tracing::debug!(path = %child.vitals.path, %text, "actor ended");
-                    } else {
-                        tracing::warn!(path = %child.vitals.path, ?kind, %text, "actor ended");
-                    }
-                    child.vitals.exited(kind, text);
+                    child.ended(kind, text);
                 }
             }
             Effect::Removed { name } => {
                 if let Some(mut child) = self.children.remove(&name) {
-                    for done in child.stopped.drain(..) {
-                        let _gone = done.send(());
-                    }
+                    child.notify_stopped();
                 }
             }
             Effect::Stale { name } => {
@@ -440,7 +345,7 @@ impl State {
     }
 
     fn cell(&self, name: &str, run: u64) -> Option<&ActorCell> {
-        self.children.get(name).filter(|child| child.fence.as_ref().is_some_and(|(of, _)| *of == run))?.cell()
+        self.children.get(name)?.cell_of(run)
     }
 
     fn set_timer(&mut self, name: String, run: u64, timer: Timer, after: Duration) {
@@ -450,9 +355,7 @@ impl State {
             tokio::time::sleep(after).await;
             let _gone = me.send_message(SupervisorMsg::Timer { name, run, timer });
         });
-        if let Some(before) = child.timer.replace(set.abort_handle()) {
-            before.abort();
-        }
+        child.replace_timer(set.abort_handle());
     }
 
     fn launch(&mut self, name: String, run: u64, incarnation: u64) {
@@ -460,12 +363,9 @@ impl State {
             return;
         };
         // The callers that waited for the end of an earlier incarnation have it, also if a later start brought another.
-        for done in child.stopped.drain(..) {
-            let _gone = done.send(());
-        }
-        child.vitals.incarnate(incarnation);
+        child.notify_stopped();
         let fence = Fence::within(self.args.fence.closed());
-        child.fence = Some((run, fence.clone()));
+        child.begin(run, incarnation, fence.clone());
         let start = Start {
             path: child.vitals.path.clone(),
             name: name.clone(),
@@ -478,13 +378,7 @@ impl State {
             supervisor: self.me.cell(),
             siblings: self.me.clone(),
         };
-        let launching = match child.bad_starts.checked_sub(1) {
-            None => child.spec.launch.launch(start),
-            Some(left) => {
-                child.bad_starts = left;
-                Box::pin(std::future::ready(Err(Fault::new("failed to start on request"))))
-            }
-        };
+        let launching = child.launch(start);
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;
