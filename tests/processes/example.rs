@@ -66,12 +66,25 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
 #[track_caller]
 fn walk(document: &str, folder: &Path) -> String {
     let (exit, said) = run(&shell_of(document), folder);
-    if exit != Some(Exit::Code(0)) {
-        let last = said.lines().rev().take(6).collect::<Vec<_>>();
-        let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
-        panic!("{exit:?} after {last}\nof all this:\n{said}");
-    }
+    // The end first: of a long message, a summary shows the beginning.
+    assert_eq!(exit, Some(Exit::Code(0)), "after {}\n{}\nof all this:\n{said}", last(&said, 4), logs(folder));
     said
+}
+
+fn last(text: &str, lines: usize) -> String {
+    let skipped = text.lines().count().saturating_sub(lines);
+    text.lines().skip(skipped).collect::<Vec<_>>().join(" | ")
+}
+
+/// The last line of each log that the lines of a document have written.
+fn logs(folder: &Path) -> String {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let logs = files.filter(|path| path.extension().is_some_and(|end| end == "log"));
+    let ends = logs.filter_map(|path| {
+        let text = std::fs::read_to_string(&path).ok().filter(|text| !text.is_empty())?;
+        Some(format!("{}: {}", path.file_name()?.display(), last(&text, 1)))
+    });
+    ends.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
