@@ -35,11 +35,6 @@ fn temporary(name: &std::ffi::OsStr) -> String {
     format!(".{}.tmp", name.to_string_lossy())
 }
 
-/// The file that [`write_atomic`] writes first. After a crash it is still there.
-pub(crate) fn temporary_of(path: &Path) -> Option<std::path::PathBuf> {
-    Some(path.with_file_name(temporary(path.file_name()?)))
-}
-
 /// Removes a file durably. Absent: no effect.
 pub fn remove_durably(path: &Path) -> io::Result<()> {
     remove(path)?;

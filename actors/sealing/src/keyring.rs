@@ -291,7 +291,8 @@ impl OpenKeyring {
     }
 
     /// The cluster's unlock key of this version, or none: a new master key under it. SEAL-6: an older version changes nothing, and
-    /// an equal one with another key is a fault. Data that was written while the master key lay in clear gets new keys.
+    /// an equal one with another key is a fault. With an unlock key, data gets new keys: the former master key lay in clear, or can be had
+    /// with the former unlock key and an earlier copy of the file.
     pub fn protect(&mut self, version: u64, key: Option<&UnlockKey>) -> Result<Protected, KeyringFault> {
         if version < self.version() {
             return Ok(Protected::Stale);
@@ -303,7 +304,7 @@ impl OpenKeyring {
             };
             return if same { Ok(Protected::Unchanged) } else { Err(KeyringFault::Conflict { version }) };
         }
-        if key.is_some() && !self.is_sealed() {
+        if key.is_some() {
             self.add_key(KeyUse::Raft);
             self.add_key(KeyUse::Identity);
         }

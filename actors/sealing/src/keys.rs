@@ -131,16 +131,11 @@ impl Keys {
 
     /// Seals the keyring with this version of the cluster's unlock key, or opens it (`None`). Repeated: `Unchanged`. Late: `Stale`.
     /// An equal version with another key: `Conflict`.
-    /// The first unlock key also makes new data keys, because the former ones lay in clear: what they sealed is sealed anew by its owner.
+    /// An unlock key also makes new data keys: the former ones lay in clear, or whoever had the former unlock key may know them. What they
+    /// sealed is sealed anew by its owner.
     pub fn protect(&self, version: u64, key: Option<&UnlockKey>) -> Result<Protected, KeyringFault> {
-        // A crash while the key was taken out: that file has a clear slot.
-        let shown = files::temporary_of(&self.0.path).is_some_and(|file| file.exists());
         self.change(|keyring| {
             let done = keyring.protect(version, key)?;
-            if shown && done == Protected::Changed && key.is_some() {
-                keyring.add_key(KeyUse::Raft);
-                keyring.add_key(KeyUse::Identity);
-            }
             Ok((done == Protected::Changed, done))
         })
     }
