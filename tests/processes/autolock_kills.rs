@@ -1,11 +1,13 @@
 //! Managers that are killed while the unlock key changes: each of them starts again with a key that is on record, and follows.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use muster_messages::Role;
 use serde_json::Value;
 
-use crate::harness::{World, eventually, eventually_so};
+use crate::harness::{WAIT_LIMIT, World, eventually, eventually_so};
 use crate::sealed_disk::{key_lines, showing};
 
 /// Each change, with the time until a manager is killed: from before its keyring is written to after its Raft data was rewritten.
@@ -85,4 +87,64 @@ fn killed_managers_follow_each_change_of_the_key() {
             }
         }
     }
+}
+
+/// The ids of the data keys in a keyring, by use; they are in clear.
+pub fn data_keys(folder: &Path) -> Vec<(String, String)> {
+    let text = std::fs::read(folder.join("identity/keyring.json")).expect("a manager has a keyring");
+    let keyring: Value = serde_json::from_slice(&text).expect("JSON");
+    let keys = keyring["keyring"]["keys"].as_array().expect("its keys").iter();
+    keys.map(|key| (key["use"].to_string(), key["id"].to_string())).collect()
+}
+
+/// Kills a manager while it rewrites its data. False: it was done before the signal came.
+fn is_killed_while_rewriting(world: &mut World, name: &str, former: &[(String, String)]) -> bool {
+    let folder = world.node(name).folder.clone();
+    let next = folder.join("raft.reseal-next");
+    let end = Instant::now() + WAIT_LIMIT;
+    // Without a pause: it lasts for some syncs of the disk.
+    while !next.exists() && data_keys(&folder).iter().any(|key| former.contains(key)) || data_keys(&folder) == former {
+        assert!(Instant::now() < end, "{name} does not rewrite its data");
+    }
+    world.node(name).kill();
+    next.exists()
+}
+
+/// SEAL-3, SEAL-8: each manager, the leader among them, ends the rewrite when it starts again; the former data and its keys are gone, and
+/// nothing is lost or shown.
+#[test]
+#[ignore = "full tier"]
+fn managers_killed_while_they_rewrite_their_data_end_it() {
+    let mut world = World::with(3, 0);
+    let mut secrets: Vec<String> = [Role::Worker, Role::Manager].map(|role| world.token(role)).into();
+    secrets = secrets.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
+    world.muster(&["autolock", "on", "--wait=300s"]).ended(0);
+    let mut killed = BTreeSet::new();
+    // A kill may come too late.
+    for round in 0..30 {
+        let Some(name) = ["n1", "n2", "n3"].into_iter().find(|name| !killed.contains(name)) else { break };
+        world.muster(&["node", "update", "n1", "--label-add", &format!("round={round}")]).ended(0);
+        all_follow(&world);
+        let folder = world.node(name).folder.clone();
+        let former = data_keys(&folder);
+        let by = world.other_than(&[name]);
+        secrets.push(world.muster_insists_at(&by, &["autolock", "rotate"])["key"].as_str().expect("a key").to_owned());
+        if is_killed_while_rewriting(&mut world, name, &former) {
+            killed.insert(name);
+        }
+        started_again(&mut world, name);
+        all_follow(&world);
+        for name in ["n1", "n2", "n3"] {
+            let folder = world.node(name).folder.clone();
+            eventually_so("the former data and its keys are gone", || {
+                let beside = ["raft.reseal-next", "raft.reseal-old"].iter().any(|left| folder.join(left).exists());
+                !beside && data_keys(&folder).len() == 2
+            });
+            assert_eq!(showing(&folder, &secrets), Vec::<String>::new(), "{name}");
+        }
+        assert!(data_keys(&folder).iter().all(|key| !former.contains(key)), "{name}");
+        let seen = world.seen("n1", "n1").expect("n1 is a node");
+        assert_eq!(seen.labels.get("round"), Some(&round.to_string()), "what was acknowledged is kept");
+    }
+    assert_eq!(killed.len(), 3, "each was killed in the middle once: {killed:?}");
 }

@@ -33,16 +33,13 @@ pub fn showing(folder: &Path, secrets: &[String]) -> Vec<String> {
     files(folder).into_iter().filter(|(_, content)| shows(content)).map(|(name, _)| name).collect()
 }
 
+/// The parts of lines that hold the secret of a P-256 key: the public key after it is in certificates, too.
 pub fn key_lines(pem: &str) -> Vec<String> {
     let inside = pem.replace("\\n", "\n");
-    let lines = inside.lines().skip_while(|line| !line.contains("PRIVATE KEY")).skip(1);
-    // The first 24 characters are the same in all keys of the kind.
-    let lines = lines.take_while(|line| !line.contains("-----END")).map(|line| line.trim().to_owned());
-    lines
-        .enumerate()
-        .map(|(n, line)| if n == 0 { line[40..].to_owned() } else { line })
-        .filter(|line| line.len() >= 16)
-        .collect()
+    let lines: Vec<&str> = inside.lines().skip_while(|line| !line.contains("PRIVATE KEY")).skip(1).take(2).collect();
+    let [first, second] = lines[..] else { return Vec::new() };
+    // The first characters are the same in all keys of the kind.
+    vec![first.trim()[40..].to_owned(), second.trim()[..26].to_owned()]
 }
 
 /// After founding, joins, writes, snapshots and restarts; with a clear slot, with an unlock key, and in clear again.
