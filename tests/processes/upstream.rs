@@ -24,7 +24,7 @@ use crate::harness::{World, eventually, eventually_so};
 use crate::rotation::{AT_ONCE, roots, state, trusted_by};
 
 /// The first line of an answer over HTTPS, to a client that trusts only this root.
-fn https(world: &mut World, node: &str, root_pem: &str) -> std::io::Result<String> {
+pub fn https(world: &mut World, node: &str, root_pem: &str) -> std::io::Result<String> {
     let mut anchors = RootCertStore::empty();
     let last = CertificateDer::pem_slice_iter(root_pem.as_bytes()).map(|der| der.expect("PEM")).last();
     anchors.add(last.expect("a root")).expect("an anchor");

@@ -1,0 +1,253 @@
+//! A cluster at work while its root is replaced: 64 clients that write, and 100 holders of leases.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_client::{Client, Failure, Identity, Target, parse};
+use muster_elector::{
+    Candidate, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, Session, Setup, Socket, Term,
+};
+use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
+use muster_messages::{AuthorityState, FencingToken, LeaseView, Liveness, NodeView};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+use crate::harness::{Follower, WAIT_MS, World, eventually, eventually_so};
+use crate::rotation::{AT_ONCE, roots, state, trusted_by};
+
+const CLIENTS: usize = 64;
+const LEASES: usize = 100;
+/// Each with its own connection: over TLS with an identity from before the rotation, and through the managers' sockets. (Through a worker's a
+/// program may write in that node's namespace only.)
+const SESSIONS: usize = 10;
+const WRITTEN: &str = "load-written";
+const HELD: &str = "load-held";
+/// The time limit of one write, with all that the client repeats by itself: the default of the command line.
+const WRITE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Counts the terms that ended.
+#[derive(Clone, Default)]
+struct Holder(Arc<AtomicU64>);
+
+impl Candidate for Holder {
+    fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
+        async move { term.ended().await }.boxed()
+    }
+    fn on_stopped_leading(&self, _: &Ending) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The work, and what it has seen.
+struct Load {
+    lost: Holder,
+    electors: Vec<LeaderElector>,
+    tokens: BTreeMap<String, FencingToken>,
+    stop: Arc<AtomicBool>,
+    written: Arc<AtomicU64>,
+    writers: Vec<JoinHandle<Result<(), Failure>>>,
+    events: Follower,
+    runtime: Runtime,
+}
+
+impl Load {
+    /// Every lease is held, and every client has written, when this returns. `managers`: those that run.
+    fn begin(world: &World, managers: &[&str]) -> Self {
+        let sockets: Vec<PathBuf> = managers.iter().map(|name| world.socket(name)).collect();
+        let events = Follower::start(sockets.clone(), |since| Request::Events { since, wait_ms: WAIT_MS });
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let file = world.folder().join("ann.json");
+        let path = file.to_str().expect("the folder's path is text");
+        world.muster(&["user", "create", "ann", "--admin", "--out", path]).ended(0);
+        let identity = Identity::read(&file).expect("an identity file");
+        let dialer = identity.dialer().expect("an identity");
+        let tls = |n: usize| {
+            let mut managers = identity.managers.clone();
+            managers.rotate_left(n % identity.managers.len());
+            (dialer.clone(), managers)
+        };
+
+        let lost = Holder::default();
+        let link = |n: usize| match n % 2 {
+            0 => Link::new(Managers::new(tls(n / 2).0, tls(n / 2).1)),
+            _ => Link::new(Socket(sockets[n / 2 % sockets.len()].clone())),
+        };
+        let electors = runtime.block_on(hold(link, &lost));
+        eventually_so("all leases are held", || {
+            let held = held(world);
+            held.len() == LEASES && held.values().all(|lease| !lease.expired)
+        });
+        eventually_so("each holder knows", || electors.iter().all(LeaderElector::is_leader));
+        let tokens = held(world).into_iter().map(|(name, lease)| (name, lease.fencing_token)).collect();
+
+        let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let writers = (0..CLIENTS).map(|n| {
+            let target = match n % 2 {
+                0 => Target::Managers { dialer: Box::new(tls(n / 2).0), managers: tls(n / 2).1 },
+                _ => Target::Socket(sockets[n / 2 % sockets.len()].clone()),
+            };
+            runtime.spawn(write(Client::to(target, WRITE_LIMIT), n, Arc::clone(&stop), Arc::clone(&written)))
+        });
+        let writers = writers.collect();
+        let load = Self { lost, electors, tokens, stop, written, writers, events, runtime };
+        load.goes_on();
+        load
+    }
+
+    fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Waits until many more writes are acknowledged. Fails if one failed.
+    #[track_caller]
+    fn goes_on(&self) {
+        let before = self.written();
+        eventually_so("writes go on", || {
+            assert!(!self.writers.iter().any(JoinHandle::is_finished), "a writer has ended: {}", self.written());
+            self.written() > before + 4 * CLIENTS as u64
+        });
+    }
+
+    /// Ends the work: every write succeeded and took effect once, no lease changed hands, none of these nodes was shown down.
+    fn end(self, world: &World, never_down: &[NodeView]) {
+        self.stop.store(true, Ordering::Relaxed);
+        for writer in self.writers {
+            let ended = self.runtime.block_on(writer).expect("the writer does not panic");
+            ended.unwrap_or_else(|failure| panic!("a write failed: {failure:?}"));
+        }
+        let now = held(world);
+        assert!(now.values().all(|lease| !lease.expired), "{now:?}");
+        let tokens: BTreeMap<_, _> = now.into_iter().map(|(name, lease)| (name, lease.fencing_token)).collect();
+        assert_eq!(tokens, self.tokens, "no lease was taken again");
+        assert_eq!(self.lost.0.load(Ordering::Relaxed), 0, "no holder had to stop");
+        assert!(self.electors.iter().all(LeaderElector::is_leader), "each holder knows that it leads");
+        let revision =
+            world.answer("n1", Request::Events { since: muster_messages::Revision(0), wait_ms: 0 })["revision"]
+                .as_u64();
+        let answers = self.events.answers_until(revision.expect("an answer says of which revision it is"));
+        let events = answers.iter().flat_map(|answer| answer["items"].as_array().cloned().unwrap_or_default());
+        let is_kept = |event: &Value| never_down.iter().any(|node| event["node"] == node.id.to_string());
+        let down: Vec<Value> = events.filter(|event| event["after"] == "down" && is_kept(event)).collect();
+        assert!(down.is_empty(), "{down:?}");
+    }
+}
+
+/// Starts the holders.
+async fn hold(link: impl Fn(usize) -> Link, lost: &Holder) -> Vec<LeaderElector> {
+    let sessions: Vec<Session> = (0..SESSIONS).map(|n| Session::new(Arc::new(link(n)))).collect();
+    let mut electors = Vec::new();
+    for n in 0..LEASES {
+        let lease = LeaseRef { namespace: HELD.to_owned(), name: format!("lease-{n}") };
+        let config = ElectorConfig {
+            lease_duration: Duration::from_secs(60),
+            renew_deadline: Duration::from_secs(40),
+            retry_period: Duration::from_secs(1),
+            ..ElectorConfig::new(lease, format!("holder-{n}"))
+        };
+        let setup = Setup::new(config, Election::Muster(sessions[n % SESSIONS].clone()), Arc::new(lost.clone()));
+        electors.push(LeaderElector::start(setup).await.expect("it can be configured"));
+    }
+    electors
+}
+
+/// The leases that are held, by name.
+fn held(world: &World) -> BTreeMap<String, LeaseView> {
+    let list = LeaseRequest::List { namespace: Some(HELD.to_owned()) };
+    let answer = world.answer("n1", Request::Lease(list));
+    let items: Vec<LeaseView> = serde_json::from_value(answer["items"].clone()).expect("a list of leases");
+    items.into_iter().filter(|lease| lease.holder.is_some()).map(|lease| (lease.name.clone(), lease)).collect()
+}
+
+/// Changes its own lease if it is still at the revision of the change before: one that was lost, or took effect twice, is a conflict.
+async fn write(mut client: Client, n: usize, stop: Arc<AtomicBool>, written: Arc<AtomicU64>) -> Result<(), Failure> {
+    let lease = LeaseRef { namespace: WRITTEN.to_owned(), name: format!("client-{n}") };
+    let mut request = LeaseRequest::Create { lease: lease.clone(), holder: None, duration_ms: None };
+    while !stop.load(Ordering::Relaxed) {
+        let seen: LeaseView = parse(&client.call(Request::Lease(request)).await?)?;
+        written.fetch_add(1, Ordering::Relaxed);
+        request =
+            LeaseRequest::Update { lease: lease.clone(), revision: seen.revision, holder: None, duration_ms: None };
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "full tier"]
+fn rotation_costs_no_write_and_no_lease_under_load() {
+    let mut world = World::with(3, 2);
+    let nodes = world.nodes_seen_by("n1");
+    let load = Load::begin(&world, &["n1", "n2", "n3"]);
+    let (written, begun) = (load.written(), Instant::now());
+    let settled = world.muster(&["ca", "rotate", "--wait=300s"]).ended(0).json();
+    let took = begun.elapsed();
+    println!("rotated in {took:?} beside {} writes", load.written() - written);
+    assert_eq!(settled["settled"], true, "{settled}");
+    let after = roots(&world, "n1");
+    let new = after.active.expect("a root signs");
+    assert_eq!((after.renewed.n, settled["root"].as_str()), (5, Some(&*new.to_string())), "{after:?}");
+    for name in ["n1", "n2", "n3", "n4", "n5"] {
+        eventually_so("each node trusts the new root", || trusted_by(&mut world, name).contains(&new));
+    }
+    load.goes_on();
+    load.end(&world, &nodes);
+}
+
+/// One manager and one worker are off: the rotation names them, and does not wait. They follow by themselves, although their root was
+/// retired; a node that was removed meanwhile does not.
+#[test]
+#[ignore = "full tier"]
+fn rotation_under_load_leaves_absent_nodes_a_way_back() {
+    let mut world = World::with_settings(AT_ONCE, 3, 3);
+    let absent = ["n3", "n5", "n6"];
+    for name in absent {
+        world.is_recorded_as_ready("n1", name);
+    }
+    for name in absent {
+        world.node(name).kill();
+    }
+    for name in absent {
+        eventually_so("it is down", || world.seen("n1", name).is_some_and(|node| node.state == Liveness::Down));
+    }
+    let present: Vec<NodeView> =
+        world.nodes_seen_by("n1").into_iter().filter(|node| !absent.contains(&node.name.as_str())).collect();
+    let load = Load::begin(&world, &["n1", "n2"]);
+    let old = roots(&world, "n1").active.expect("a root signs");
+    let (written, begun) = (load.written(), Instant::now());
+    let settled = world.muster(&["ca", "rotate", "--wait=300s"]).ended(0).json();
+    println!("rotated in {:?} beside {} writes", begun.elapsed(), load.written() - written);
+    let missing = settled["renewed"]["missing"].as_array().expect("a list");
+    let waits: Vec<(&str, &str)> =
+        missing.iter().filter_map(|node| Some((node["name"].as_str()?, node["reason"].as_str()?))).collect();
+    assert_eq!(waits, absent.map(|name| (name, "waiting_for_node")), "{settled}");
+    // A manager that is down keeps the key, until the operator insists.
+    assert_eq!(state(&roots(&world, "n1"), old), Some(AuthorityState::Retiring));
+    world.muster(&["node", "rm", "n6", "--force"]).ended(0);
+    world.muster(&["ca", "retire", &old.to_string(), "--force"]).ended(0);
+    assert_eq!(state(&roots(&world, "n1"), old), Some(AuthorityState::Retired));
+    load.goes_on();
+
+    for name in ["n3", "n5"] {
+        world.node(name).start(&[]).ready();
+    }
+    let active = roots(&world, "n1").active.expect("a root signs");
+    for name in ["n3", "n5"] {
+        world.is_recorded_as_ready("n1", name);
+        eventually_so("it trusts the present root only", || trusted_by(&mut world, name) == [active]);
+    }
+    eventually("all have renewed", || {
+        let roots = roots(&world, "n1");
+        (roots.renewed.n == 5 && roots.renewed.missing.is_empty()).then_some(())
+    });
+    world.node("n6").start(&[]);
+    eventually_so("its refusal is logged", || world.nodes_log("n6").contains("reason=blocked"));
+    assert!(world.seen("n1", "n6").is_none(), "it is not in the cluster");
+    load.goes_on();
+    load.end(&world, &present);
+}
