@@ -230,7 +230,7 @@ proptest! {
     }
 }
 
-/// Whoever had the former unlock key and a copy of the file knows its data keys: another unlock key brings others, for both uses. Also after a
+/// With the former unlock key and a copy of the file its data keys can be had: another unlock key brings others, for both uses. Also after a
 /// crash while autolock was switched off, which leaves a file with a clear slot.
 #[test]
 fn another_unlock_key_brings_new_data_keys() {
