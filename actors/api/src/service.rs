@@ -331,7 +331,11 @@ impl Service {
         if let Some(trouble) = &facts.trouble
             && let Some(code) = trouble.final_code()
         {
-            return Err(ErrorBody::new(code, format!("this node is {trouble}: the managers no longer talk to it")));
+            let sentence = format!(
+                "this node is {trouble}: it was removed from the cluster, and no manager talks to it any more; to use this machine \
+                 again, join it as a new node, with an empty data directory"
+            );
+            return Err(ErrorBody::new(code, sentence));
         }
         let answer = self.relay.to_any_manager(asked, &facts.managers).await?;
         self.localize(asked, answer)

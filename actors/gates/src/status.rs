@@ -316,24 +316,29 @@ fn without_runner(tables: &Tables, name: &str, definition: &Definition) -> Phase
     let timing = newest.map(|newest| newest.options.timing).unwrap_or_default();
     let hold = timing.hold(DefinitionTiming::DEFAULT_HOLD);
     let pause = timing.resign_pause(DefinitionTiming::DEFAULT_RESIGN_PAUSE);
-    if let Some(failure) = tables.runs.failures.get(name) {
-        let LastFailure { node, release, failures, error, .. } = failure.as_ref();
-        let whence = tables.nodes.get(node).map_or_else(|| node.to_string(), |node| node.name.to_string());
-        let message = format!(
-            "{release} has failed on every candidate that tried, {failures} times in all, last on {whence}: {error}; each tries \
-             again after {pause:?}, `muster reconciler retry {name}` makes them try at once"
-        );
-        return Phase::new(ReconcilerPhase::Failed, PhaseReason::CandidatesFailed, message);
-    }
     let newer = newest
         .filter(|newest| newest.choice == RunnerChoice::Newest && newest.release.triple > definition.release.triple);
     let held = newer.map(|newest| {
         let (newer, ours) = (&newest.release, &definition.release);
         format!(
-            "; no live node has the newer release {newer}: after the last one has left, those of {ours} wait {hold:?} in case it returns"
+            "no live node has the newer release {newer}: after the last one has left, those of {ours} wait {hold:?} in case it returns"
         )
     });
-    let message = format!("no candidate has taken the runner's lease yet{}", held.unwrap_or_default());
+    if let Some(failure) = tables.runs.failures.get(name) {
+        let LastFailure { node, release, failures, error, .. } = failure.as_ref();
+        let whence = tables.nodes.get(node).map_or_else(|| node.to_string(), |node| node.name.to_string());
+        // If it is the newer release that has failed, ours waits for its nodes, and a retry shortens no hold.
+        let held = held.filter(|_| release.triple > definition.release.triple);
+        let next = held.unwrap_or_else(|| {
+            format!("each tries again after {pause:?}, `muster reconciler retry {name}` makes them try at once")
+        });
+        let message = format!(
+            "{release} has failed on every candidate that tried, {failures} times in all, last on {whence}: {error}; {next}"
+        );
+        return Phase::new(ReconcilerPhase::Failed, PhaseReason::CandidatesFailed, message);
+    }
+    let held = held.map(|held| format!("; {held}")).unwrap_or_default();
+    let message = format!("no candidate has taken the runner's lease yet{held}");
     Phase::new(ReconcilerPhase::Electing, PhaseReason::Electing, message)
 }
 

@@ -384,20 +384,13 @@ fn documents_keep_their_fields_and_nulls() {
     assert_eq!(Some(read), status(&world.0, NAME), "what was written can be read");
 }
 
-/// Every candidate has failed and keeps out: no runner reports anything.
-#[test]
-fn status_shows_the_last_failure_until_a_run_succeeds() {
-    let mut world = World::new();
-    world.define(definition("1.0.0", "1.0.0", vec![]));
-    world.announce(&candidates_scope(NAME), "n1", "1.0.0");
-    let node = NodeRecord::new(NodeId::from_entropy(1), "n1".parse().unwrap(), Role::Worker, WallTime(0));
-    let id = node.id;
-    world.must(Change::CreateNode(Box::new(node)));
-    let report = |term, failures: u32, phase: ReconcilerPhase| Progress {
+/// A report of a runner on this node.
+fn report(node: NodeId, of: &str, term: FencingToken, failures: u32, phase: ReconcilerPhase) -> Progress {
+    Progress {
         reconciler: NAME.to_owned(),
         term,
-        node: id,
-        release: "1.0.0".parse().unwrap(),
+        node,
+        release: of.parse().unwrap(),
         phase: phase.into(),
         reason: PhaseReason::Unneeded.into(),
         message: String::new(),
@@ -408,7 +401,19 @@ fn status_shows_the_last_failure_until_a_run_succeeds() {
         next_retry_at: None,
         wave: None,
         output: if failures > 0 { "no such table".to_owned() } else { String::new() },
-    };
+    }
+}
+
+/// Every candidate has failed and keeps out: no runner reports anything.
+#[test]
+fn status_shows_the_last_failure_until_a_run_succeeds() {
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![]));
+    world.announce(&candidates_scope(NAME), "n1", "1.0.0");
+    let node = NodeRecord::new(NodeId::from_entropy(1), "n1".parse().unwrap(), Role::Worker, WallTime(0));
+    let id = node.id;
+    world.must(Change::CreateNode(Box::new(node)));
+    let report = |term, failures, phase| report(id, "1.0.0", term, failures, phase);
     let term = world.acquire(runner_lease(NAME), "n1", 1);
     world.propose(ReconcilerChange::Progress(Box::new(report(term, 5, ReconcilerPhase::Running))));
     world.must(Change::ReleaseLease { key: runner_lease(NAME), session: SessionId(1), token: term });
@@ -432,6 +437,29 @@ fn status_shows_the_last_failure_until_a_run_succeeds() {
     let shown = status(&world.0, NAME).unwrap();
     assert_eq!((shown.brief.phase.text(), shown.brief.consecutive_failures), ("idle", 0));
     assert_eq!((shown.brief.last_failure, shown.brief.last_error, shown.output), (None, None, String::new()));
+}
+
+/// The newest release has failed, and its nodes are gone: those of the older one wait for them, and a retry would begin nothing.
+#[test]
+fn failure_of_a_release_without_nodes_names_the_hold() {
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![]));
+    world.define(definition("2.0.0", "1.0.0", vec![]));
+    world.announce(&candidates_scope(NAME), "n1", "1.0.0");
+    let fails = |world: &mut World, of| {
+        let term = world.acquire(runner_lease(NAME), "n1", 1);
+        let report = report(NodeId::from_entropy(1), of, term, 1, ReconcilerPhase::Running);
+        world.propose(ReconcilerChange::Progress(Box::new(report)));
+        world.must(Change::ReleaseLease { key: runner_lease(NAME), session: SessionId(1), token: term });
+        let shown = status(&world.0, NAME).unwrap();
+        assert_eq!(shown.brief.reason.text(), "candidates-failed");
+        shown.brief.message
+    };
+    let held = fails(&mut world, "2.0.0");
+    assert!(held.contains("2.0.0 has failed on every candidate") && held.contains("those of 1.0.0 wait 30s"), "{held}");
+    assert!(!held.contains("retry"), "{held}");
+    let own = fails(&mut world, "1.0.0");
+    assert!(own.contains("`muster reconciler retry schema`") && !own.contains("in case it returns"), "{own}");
 }
 
 #[test]
