@@ -1,10 +1,10 @@
 //! A migration that fails wherever it is tried, as an operator sees it.
 
-use muster_messages::Role;
+use muster_messages::wire::{ReconcilerRequest, Request};
 use serde_json::Value;
 
-use super::{items, text};
-use crate::harness::{World, eventually, eventually_so};
+use super::{items, shown, submit, text, world_with_workers};
+use crate::harness::{Follower, WAIT_MS, World, eventually, eventually_so};
 
 /// A definition of release 2.0.0 that fails until the file `fixed` exists in the world's folder.
 fn apply_failing(world: &World) {
@@ -13,29 +13,41 @@ fn apply_failing(world: &World) {
         format!("cd {folder}; echo tried >> tries; test -e fixed && exit 0; echo 'no such table: users'; exit 1");
     let text = format!(
         "name = \"migration\"\nrelease = \"2.0.0\"\nscope = \"shop\"\nfloor = \"1.0.0\"\nsettle = \"0s\"\n\
-         [command]\nargv = [\"/bin/sh\", \"-c\", {script:?}]\n"
+         timing = {{ resign_pause = \"5s\" }}\n[command]\nargv = [\"/bin/sh\", \"-c\", {script:?}]\n"
     );
-    let file = world.folder().join("migration.toml");
-    std::fs::write(&file, text).expect("the world's folder is writable");
-    world.muster(&["reconciler", "apply", "-f", file.to_str().expect("the folder's path is text")]).ended(0);
+    submit(world, &[&text], &[]).ended(0);
 }
 
 fn status(world: &World) -> Value {
     world.muster(&["reconciler", "status", "migration"]).ended(0).json()
 }
 
-/// On two nodes, each of which gives up for the other and then keeps out for a minute.
+/// What was shown at every revision from the first failure on: never as if nothing had happened.
+#[track_caller]
+fn shows_the_failure(seen: &[Value]) {
+    let failures = |status: &Value| status["consecutive_failures"].as_u64().expect("a number");
+    let first = seen.iter().position(|status| failures(status) > 0).expect("it has failed");
+    for pair in seen[first..].windows(2) {
+        let status = &pair[1];
+        assert!(failures(status) >= failures(&pair[0]), "failures are forgotten: {} then {status}", pair[0]);
+        assert_eq!(status["last_error"], "the command exited with 1", "{status}");
+        assert!(status["last_failure"]["name"].is_string(), "{status}");
+        assert!(text(&status["output"]).contains("no such table: users"), "{status}");
+    }
+    let phases: std::collections::BTreeSet<String> = seen.iter().map(|status| text(&status["phase"])).collect();
+    println!("{} statuses, phases {phases:?}", seen.len());
+    assert!(phases.contains("failed"), "{phases:?}");
+}
+
+/// On two nodes, each of which gives up for the other, keeps out, and tries again by itself.
 #[test]
 #[ignore = "full tier"]
 fn failure_on_every_node_stays_visible_until_success() {
-    let mut world = World::new();
-    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
-    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
-    for name in ["n2", "n3"] {
-        world.node(name).start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
-    }
-    world.all_settled();
+    let world = world_with_workers(&["n2", "n3"]);
     apply_failing(&world);
+    let statuses = Follower::start(vec![world.socket("n1")], |seen| {
+        Request::Reconciler(ReconcilerRequest::Status { name: "migration".to_owned(), seen, wait_ms: WAIT_MS })
+    });
     let failures = |status: &Value| status["consecutive_failures"].as_u64().expect("a number");
     // Five on each.
     let failed = eventually("both nodes have failed and keep out", || {
@@ -59,6 +71,17 @@ fn failure_on_every_node_stays_visible_until_success() {
     let metric = "muster_reconciler_consecutive_failures{reconciler=\"migration\"}";
     assert!(world.metric("n1", metric) >= 10);
     assert!(world.metrics("n1").contains("muster_reconciler_last_failure_timestamp_seconds{reconciler=\"migration\""));
+
+    let read = shown(&world, &["status", "migration"]).ended(0).stdout;
+    for part in ["failed on every candidate that tried", "retry migration", "no such table: users", "last failure"] {
+        assert!(read.contains(part), "{part}: {read}");
+    }
+    let listed = shown(&world, &["list"]).ended(0).stdout;
+    assert!(listed.contains("failed on every candidate that tried"), "{listed}");
+    let again = eventually("they have tried again by themselves, and keep out again", || {
+        Some(status(&world)).filter(|status| status["reason"] == "candidates-failed" && failures(status) >= 20)
+    });
+    shows_the_failure(&statuses.answers_until(again["revision"].as_u64().expect("a revision")));
 
     std::fs::write(world.folder().join("fixed"), "").expect("the world's folder is writable");
     world.muster(&["reconciler", "retry", "migration"]).ended(0);

@@ -1,26 +1,33 @@
 //! Release-gated reconcilers with real nodes and members: upgrades, races, runners that die or wake up late.
 
 mod barrier;
+mod chains;
+mod deleted;
 mod demoted;
 mod external;
 mod failing;
+mod finalizing;
+mod frames;
 mod gone;
-mod guarded;
+mod holds;
+mod plans;
 mod race;
 mod record;
 mod releases;
 mod run_history;
+mod scopes;
 mod sets;
 mod terms;
 mod upgrade;
 mod waits;
 mod watching;
+mod woken;
 mod writes;
 
 use muster_messages::{Rng, Role};
 use serde_json::Value;
 
-use crate::harness::{ForegroundMuster, World};
+use crate::harness::{EndedMuster, ForegroundMuster, World};
 
 /// A definition of the reconciler `schema` of the scope `db`, which keeps these objects.
 pub fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<str>]) {
@@ -34,6 +41,40 @@ pub fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<st
     std::fs::write(&file, text).expect("the world's folder is writable");
     let by = world.other_than(&[]);
     world.muster_at(&by, &["reconciler", "apply", "-f", file.to_str().expect("the folder's path is text")]).ended(0);
+}
+
+/// Submits the definitions in a text, each in a file of its own.
+fn submit(world: &World, texts: &[&str], more: &[&str]) -> EndedMuster {
+    let name = |number: usize| world.folder().join(format!("submitted-{number}.toml"));
+    let files: Vec<String> = (0..texts.len()).map(|number| name(number).display().to_string()).collect();
+    for (file, text) in files.iter().zip(texts) {
+        std::fs::write(file, text).expect("the world's folder is writable");
+    }
+    let named = files.iter().flat_map(|file| ["-f", file]);
+    let by = world.other_than(&[]);
+    world.muster_at(
+        &by,
+        &["reconciler", "apply"].into_iter().chain(named).chain(more.iter().copied()).collect::<Vec<_>>(),
+    )
+}
+
+/// What `muster reconciler` prints for people, without a terminal.
+fn shown(world: &World, args: &[&str]) -> EndedMuster {
+    let socket = world.socket(&world.other_than(&[]));
+    let socket = socket.to_str().expect("the folder's path is text");
+    EndedMuster::new(world.folder(), &[&["--socket", socket, "--timeout", "60s", "reconciler"], args].concat())
+}
+
+/// A manager n1 of release 1.0.0, and workers of release 2.0.0.
+fn world_with_workers(names: &[&str]) -> World {
+    let mut world = World::new();
+    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
+    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
+    for name in names {
+        world.node(name).start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
+    }
+    world.all_settled();
+    world
 }
 
 /// Three managers of this release.

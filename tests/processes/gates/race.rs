@@ -52,7 +52,7 @@ enum Gap {
 type Counts = BTreeMap<(Side, Gap, Side), u64>;
 
 /// The action of these reconcilers; its effect does not matter.
-struct NoAction;
+pub struct NoAction;
 impl Handler for NoAction {
     fn apply(&self, _: ApplyCtx) -> BoxFuture<'static, Result<(), HandlerError>> {
         ready(Ok(())).boxed()

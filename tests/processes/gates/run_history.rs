@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use muster_messages::Role;
 use serde_json::Value;
 
-use super::{items, text};
-use crate::harness::{EndedMuster, ForegroundMuster, World, eventually};
+use super::{items, shown, text, world_with_workers};
+use crate::harness::{ForegroundMuster, World, eventually};
 
 /// A command of release 2.0.0 whose runner gives way after two failures.
 fn apply(world: &World, script: &str) {
@@ -20,18 +20,6 @@ fn apply(world: &World, script: &str) {
     world.muster(&["reconciler", "apply", "-f", file.to_str().expect("the folder's path is text")]).ended(0);
 }
 
-/// A manager n1, and workers of release 2.0.0 that may run commands.
-fn world_with_runners(names: &[&str]) -> World {
-    let mut world = World::new();
-    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
-    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
-    for name in names {
-        world.node(name).start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
-    }
-    world.all_settled();
-    world
-}
-
 fn put(world: &World, file: &str, there: bool) {
     let path = world.folder().join(file);
     let changed = if there { std::fs::write(path, "") } else { std::fs::remove_file(path) };
@@ -43,12 +31,6 @@ fn status(world: &World) -> Value {
 }
 fn runs(world: &World) -> Vec<Value> {
     items(&world.muster_insists(&["reconciler", "runs", "migration"]), "items")
-}
-/// Text, as people read it, without a terminal.
-fn shown(world: &World, args: &[&str]) -> EndedMuster {
-    let socket = world.socket("n1");
-    let socket = socket.to_str().expect("the folder's path is text");
-    EndedMuster::new(world.folder(), &[&["--socket", socket, "--timeout", "60s", "reconciler"], args].concat())
 }
 /// The newest run, once it has succeeded.
 fn last_done(world: &World) -> Value {
@@ -65,7 +47,7 @@ fn log(world: &World, number: &str) -> String {
 #[test]
 #[ignore = "full tier"]
 fn failing_migration_is_followed_from_first_run_to_success() {
-    let mut world = world_with_runners(&["n2", "n3"]);
+    let mut world = world_with_workers(&["n2", "n3"]);
     let none = world.muster(&["reconciler", "logs", "migration"]).ended(4);
     assert_eq!(none.error_code(), "not_found");
     put(&world, "hold", true);
@@ -153,7 +135,7 @@ fn failing_migration_is_followed_from_first_run_to_success() {
 #[test]
 #[ignore = "full tier"]
 fn hostile_output_is_bounded_on_disk_and_in_answers() {
-    let mut world = world_with_runners(&["n2"]);
+    let mut world = world_with_workers(&["n2"]);
     apply(&world, r"printf '\033]0;evil\007'; head -c 10000000 /dev/zero | tr '\0' x; printf '\033[2Jlast\377\n'");
     let run = last_done(&world);
     let (head, tail) = (text(&run["head"]), text(&run["tail"]));
@@ -186,7 +168,7 @@ fn hostile_output_is_bounded_on_disk_and_in_answers() {
 #[test]
 #[ignore = "full tier"]
 fn full_disk_costs_the_log_and_not_the_run() {
-    let mut world = world_with_runners(&[]);
+    let mut world = world_with_workers(&[]);
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
     world.node("n2").disk_may_fill().start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
     world.all_settled();

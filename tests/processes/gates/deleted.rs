@@ -1,0 +1,57 @@
+//! A gate that is deleted, by mistake or not: what ran once is not run again unasked, and what is known of it stays.
+
+use serde_json::Value;
+
+use super::{items, shown, submit};
+use crate::harness::{World, eventually_so};
+
+fn epochs(history: &Value) -> Vec<u64> {
+    items(history, "history").iter().filter_map(|entry| entry["epoch"].as_u64()).collect()
+}
+
+#[test]
+#[ignore = "full tier"]
+fn deletion_of_a_gate_asks_and_keeps_its_history() {
+    let mut world = World::new();
+    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
+    let ran = world.folder().join("ran");
+    let text = format!(
+        "name = \"migration\"\nrelease = \"1.0.0\"\nscope = \"shop\"\nfloor = \"1.0.0\"\nsettle = \"0s\"\nevery = \"once\"\n\
+         [command]\nargv = [\"/bin/sh\", \"-c\", \"echo ran >> {}\"]\n",
+        ran.display()
+    );
+    submit(&world, &[&text], &[]).ended(0);
+    let status = || world.muster(&["reconciler", "status", "migration"]).ended(0).json();
+    let history = || world.muster(&["reconciler", "history", "migration"]).ended(0).json();
+    let runs = || std::fs::read_to_string(&ran).unwrap_or_default().lines().count();
+    let on = |args: &[&str]| world.muster(&[&["reconciler"], args].concat());
+    eventually_so("it has run", || status()["phase"] == "idle");
+    assert_eq!((runs(), epochs(&history())), (1, vec![1]));
+
+    let asked = on(&["delete", "migration", "--gate"]).ended(6);
+    assert_eq!(asked.error_code(), "needs_confirmation");
+    for part in ["runs `/bin/sh -c echo ran", "again, even if it was to run once", "delete migration --gate --yes"] {
+        assert!(asked.stderr.contains(part), "{part}: {}", asked.stderr);
+    }
+    assert_eq!((history()["deleted"].clone(), status()["gate"]["state"].clone()), (false.into(), "done".into()));
+
+    // The mistake is repaired: nothing runs again.
+    on(&["pause", "migration"]).ended(0);
+    on(&["delete", "migration", "--gate", "--yes"]).ended(0);
+    let kept = history();
+    assert_eq!((&kept["deleted"], epochs(&kept)), (&true.into(), vec![1]), "{kept}");
+    let text = shown(&world, &["history", "migration"]).ended(0).stdout;
+    assert!(text.contains("`muster reconciler repair migration --from-history EPOCH` restores it"), "{text}");
+    let ready = ["wait-ready", "shop", "--reconciler", "migration", "--release", "1.0.0", "--timeout", "3s"];
+    assert!(world.muster(&ready).ended(3).stderr.contains("no-gate"), "without its gate no member is admitted");
+    on(&["repair", "migration", "--from-history", "1"]).ended(0);
+    on(&["resume", "migration"]).ended(0);
+    eventually_so("its runner has looked again", || status()["phase"] == "idle");
+    assert_eq!((&history()["deleted"], epochs(&history()), runs()), (&false.into(), vec![1, 2], 1));
+    world.muster(&ready).ended(0);
+
+    // It was meant: all runs again, and the history goes on.
+    on(&["delete", "migration", "--gate", "--yes"]).ended(0);
+    eventually_so("it has run again", || status()["gate"]["epoch"] == 3 && status()["phase"] == "idle");
+    assert_eq!((epochs(&history()), runs()), (vec![1, 2, 3], 2));
+}

@@ -1,0 +1,203 @@
+//! Admission and restriction at once, both orders, with the frames of both held at a proxy in front of the sockets: a service under
+//! `muster wait-ready`, and a program that runs the reconciler. What is held was sent by what its sender had read before.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_gateway::{FramedReader, FramedWriter};
+use muster_messages::wire::{self, ApiCall, ReconcilerRequest, Request};
+use muster_messages::{Release, Triple};
+use muster_reconciler::{Embedded, Handler, Link, ReconcilerSpec, Setup, Socket};
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use super::barrier::{is_admission, is_restriction};
+use super::race::NoAction;
+use super::record::{self, CheckContext, events};
+use super::{blockers, managers_of, text};
+use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
+
+/// Rounds for each order.
+const ROUNDS: u64 = 3;
+/// The release of the runner: above every floor.
+const NEWEST: Triple = Triple::new(1000, 0, 0);
+
+/// A socket whose calls reach a node's socket, except for those that are held: these when they are released, even if their sender has
+/// given up by then.
+struct Proxy {
+    socket: PathBuf,
+    holds: watch::Sender<bool>,
+    held: watch::Receiver<u64>,
+}
+
+impl Proxy {
+    fn start(runtime: &Runtime, socket: PathBuf, node: &Path, stops: fn(&ReconcilerRequest) -> bool) -> Self {
+        let (holds, (count, held)) = (watch::Sender::new(false), watch::channel(0));
+        let (count, node, closed) = (Arc::new(count), node.to_owned(), holds.subscribe());
+        let listener = runtime.block_on(async { UnixListener::bind(&socket) }).expect("the world's folder is writable");
+        runtime.spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(relay(client, node.clone(), stops, closed.clone(), Arc::clone(&count)));
+            }
+        });
+        Self { socket, holds, held }
+    }
+    /// From now on calls are held.
+    fn close(&mut self) {
+        self.held.mark_unchanged();
+        self.holds.send_replace(true);
+    }
+    /// Waits until a call has been held since it was closed.
+    #[track_caller]
+    fn holds_one(&self) {
+        eventually_so("a call is held", || self.held.has_changed().expect("the proxy runs"));
+    }
+    fn open(&self) {
+        self.holds.send_replace(false);
+    }
+}
+
+async fn relay(
+    client: UnixStream,
+    node: PathBuf,
+    stops: fn(&ReconcilerRequest) -> bool,
+    mut closed: watch::Receiver<bool>,
+    held: Arc<watch::Sender<u64>>,
+) {
+    let Ok(server) = UnixStream::connect(&node).await else { return };
+    let ((calls, mut to_client), (mut answers, to_node)) = (client.into_split(), server.into_split());
+    let forth = async {
+        let (mut calls, mut to_node) = (FramedReader::new(calls), FramedWriter::new(to_node));
+        while let Ok(Some(frame)) = calls.recv_bytes().await {
+            let call: ApiCall = wire::decode(&frame).expect("clients send calls");
+            let is_stopped = matches!(&call.request, Request::Reconciler(request) if stops(request));
+            if is_stopped && *closed.borrow_and_update() {
+                held.send_modify(|held| *held += 1);
+                let _opened = closed.wait_for(|closed| !closed).await;
+            }
+            if to_node.feed_encoded(&frame).is_err() || to_node.flush().await.is_err() {
+                return;
+            }
+        }
+    };
+    let back = async {
+        let _ended = tokio::io::copy(&mut answers, &mut to_client).await;
+        let _gone = to_client.shutdown().await;
+    };
+    tokio::join!(forth, back);
+}
+
+/// The reconciler `race` of the scope `pool`, whose floor each round raises by one.
+struct Race {
+    world: World,
+    service: Proxy,
+    runner: Proxy,
+    floor: u64,
+}
+
+impl Race {
+    fn define(&self, floor: u64) {
+        let spec = ReconcilerSpec::handler("race", Release::from(NEWEST), "pool");
+        let definition = spec.floor(Triple::new(floor, 0, 0)).once().settle(Duration::ZERO).definition();
+        let apply = ReconcilerRequest::Apply { definitions: vec![definition], replace: true };
+        let retry = ReconcilerRequest::Retry { name: "race".to_owned(), release: None };
+        for request in [apply, retry] {
+            self.world.answer("n1", Request::Reconciler(request));
+        }
+    }
+    fn status(&self) -> Value {
+        self.world.muster_insists(&["reconciler", "status", "race"])
+    }
+    #[track_caller]
+    fn reaches(&self, floor: u64) {
+        let floor = Triple::new(floor, 0, 0).to_string();
+        eventually_so(&format!("the floor is {floor}"), || {
+            let status = self.status();
+            status["gate"]["floor"] == floor.as_str() && status["gate"]["state"] == "done"
+        });
+    }
+
+    /// A service that the gate admits before the restriction only, with its admission and the restriction at the proxies.
+    fn both_held(&mut self) -> ForegroundMuster {
+        self.service.close();
+        self.runner.close();
+        let (release, member) = (Triple::new(self.floor, 0, 0).to_string(), format!("m{}", self.floor));
+        let socket = self.service.socket.to_str().expect("the folder's path is text");
+        let args = ["--socket", socket, "wait-ready", "pool", "--reconciler", "race", "--release", &release];
+        let args = [&args[..], &["--member", &member, "--exec", "--", "sleep", "1000"]].concat();
+        let service = ForegroundMuster::start_for_command(self.world.folder(), &args);
+        self.define(self.floor + 1);
+        self.service.holds_one();
+        self.runner.holds_one();
+        service
+    }
+
+    /// The admission is applied first: the restriction is refused, and waits for the service's end.
+    fn admission_first(&mut self) {
+        let mut service = self.both_held();
+        self.service.open();
+        service.wait_for_line("serving in pool");
+        self.runner.open();
+        let waiting = eventually("the runner is refused", || {
+            Some(self.status()).filter(|status| status["phase"] == "waiting" && status["reason"] == "blockers")
+        });
+        assert_eq!(blockers(&waiting), [format!("m{}", self.floor)], "{waiting}");
+        assert_eq!(text(&waiting["gate"]["floor"]), Triple::new(self.floor, 0, 0).to_string(), "{waiting}");
+        service.signal(Signal::TERM);
+        assert_eq!(service.exit(), Some(128 + 15));
+        self.floor += 1;
+        self.reaches(self.floor);
+    }
+
+    /// The restriction is applied first: the admission is refused, and says why.
+    fn restriction_first(&mut self) {
+        let mut service = self.both_held();
+        self.runner.open();
+        self.floor += 1;
+        self.reaches(self.floor);
+        self.service.open();
+        service.wait_for_line("below-floor");
+        assert!(!service.seen().contains("serving in"), "{}", service.seen());
+        service.signal(Signal::TERM);
+        assert_eq!(service.exit(), Some(128 + 15));
+    }
+}
+
+#[test]
+#[ignore = "full tier"]
+fn held_frames_of_admission_and_restriction_exclude_each_other() {
+    let world = managers_of("1.0.0");
+    let log = record::follow(&world, &["n1", "n2", "n3"]);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let proxy =
+        |name: &str, node: &str, stops| Proxy::start(&runtime, world.folder().join(name), &world.socket(node), stops);
+    let (service, runner) = (proxy("s.sock", "n2", is_admission), proxy("r.sock", "n3", is_restriction));
+    let link = Arc::new(Link::new(Socket(runner.socket.clone())));
+    let handlers = BTreeMap::from([("race".to_owned(), Arc::new(NoAction) as Arc<dyn Handler>)]);
+    let setup = Setup { handlers, ..Setup::new(link, "runner".to_owned(), Release::from(NEWEST)) };
+    let embedded = runtime.block_on(Embedded::start(setup)).expect("it starts");
+    let mut race = Race { world, service, runner, floor: 1 };
+    race.define(1);
+    race.reaches(1);
+    for _ in 0..ROUNDS {
+        race.admission_first();
+        race.restriction_first();
+    }
+    let end = race.status()["revision"].as_u64().expect("a revision");
+    runtime.block_on(embedded.stop());
+
+    let (floors, written_under) = (BTreeMap::new(), BTreeMap::new());
+    let context =
+        CheckContext { reconciler: "race", scope: "pool", floors, needs: |_| Triple::default(), written_under };
+    let states = context.states(&events(&log.answers_until(end))).unwrap_or_else(|why| panic!("{why}"));
+    let serves = |state: &record::State| state.members.iter().any(record::Member::serves);
+    let served = states.windows(2).filter(|pair| !serves(&pair[0]) && serves(&pair[1])).count();
+    assert_eq!(served as u64, ROUNDS, "of each two services one has served");
+}
