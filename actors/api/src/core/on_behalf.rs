@@ -90,11 +90,14 @@ fn held(tables: &Tables, caller: &Principal, lease: &LeaseRef) -> Result<(), Err
     }
     let object = tables.objects.get(&runner_lease(&lease.name));
     let holder = object.and_then(|object| object.lease()?.spec.held_by());
-    match holder {
-        // Its candidate record is gone already: the node still releases the lease, by its own session.
-        Some(holder) if candidate(tables, &lease.name, holder).is_some() => {
-            check_candidate(tables, node, &lease.name, holder)
+    let there = holder.and_then(|holder| candidate(tables, &lease.name, holder));
+    match (node, there) {
+        (Some(node), Some(there)) if there.node != Some(node) => {
+            // A runner that was frozen reads this when it wakes up.
+            let (holder, name) = (&there.key.member, &lease.name);
+            Err(ErrorBody::forbidden(format!("{holder}, on another node, holds the lease of {name}'s runner now")))
         }
+        // Or its candidate record is gone already: the node still releases the lease, by its own session.
         _ => Ok(()),
     }
 }
