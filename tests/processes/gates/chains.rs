@@ -50,12 +50,18 @@ fn node_that_was_off_for_two_releases_runs_only_what_is_missing() {
     assert_eq!(ran(&world), all, "each once, the last one on the node that was off");
     let steps: Vec<(String, String)> =
         items(&done, "steps").iter().map(|step| (text(&step["name"]), text(&step["node"]))).collect();
-    assert_eq!(steps[1..], [("orders".to_owned(), "n2".to_owned()), ("invoices".to_owned(), "n3".to_owned())], "{done}");
+    assert_eq!(
+        steps[1..],
+        [("orders".to_owned(), "n2".to_owned()), ("invoices".to_owned(), "n3".to_owned())],
+        "{done}"
+    );
 
     // The other one returns, takes over, and finds nothing to do.
     world.node("n2").start(&["--release", "0.1.0"]).ready();
     world.muster_at("n2", &["release", "declare", "shop", "1.2.0"]).ended(0);
     world.node("n3").stop();
-    eventually_so("n2 has taken over", || applied(&world, "1.2.0").is_some_and(|status| status["runner"]["node"] == "n2"));
+    eventually_so("n2 has taken over", || {
+        applied(&world, "1.2.0").is_some_and(|status| status["runner"]["node"] == "n2")
+    });
     assert_eq!(ran(&world), all);
 }

@@ -1,18 +1,18 @@
 //! Admission and restriction at once, both orders, with the frames of both held at a proxy in front of the sockets: a service under
 //! `muster wait-ready`, and a program that runs the reconciler. What is held was sent by what its sender had read before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use muster_gateway::{FramedReader, FramedWriter};
-use muster_messages::wire::{self, ApiCall, ReconcilerRequest, Request};
-use muster_messages::{Release, Triple};
+use muster_messages::wire::{self, ApiAnswer, ApiCall, ReconcilerRequest, Request};
+use muster_messages::{ErrorBody, ErrorCode, Release, Triple};
 use muster_reconciler::{Embedded, Handler, Link, ReconcilerSpec, Setup, Socket};
 use rustix::process::Signal;
 use serde_json::Value;
-use tokio::io::AsyncWriteExt;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -28,69 +28,103 @@ const ROUNDS: u64 = 3;
 /// The release of the runner: above every floor.
 const NEWEST: Triple = Triple::new(1000, 0, 0);
 
+/// The answers to calls that were held, in their order.
+type Answers = watch::Sender<Vec<Result<String, ErrorBody>>>;
+
 /// A socket whose calls reach a node's socket, except for those that are held: these when they are released, even if their sender has
 /// given up by then.
 struct Proxy {
     socket: PathBuf,
-    holds: watch::Sender<bool>,
-    held: watch::Receiver<u64>,
+    relay: Relay,
+}
+
+#[derive(Clone)]
+struct Relay {
+    node: PathBuf,
+    stops: fn(&ReconcilerRequest) -> bool,
+    closed: Arc<watch::Sender<bool>>,
+    /// Calls held so far.
+    held: Arc<watch::Sender<usize>>,
+    answers: Arc<Answers>,
 }
 
 impl Proxy {
     fn start(runtime: &Runtime, socket: PathBuf, node: &Path, stops: fn(&ReconcilerRequest) -> bool) -> Self {
-        let (holds, (count, held)) = (watch::Sender::new(false), watch::channel(0));
-        let (count, node, closed) = (Arc::new(count), node.to_owned(), holds.subscribe());
+        let (closed, held, answers) = Default::default();
+        let relay = Relay { node: node.to_owned(), stops, closed, held, answers };
         let listener = runtime.block_on(async { UnixListener::bind(&socket) }).expect("the world's folder is writable");
+        let proxy = Self { socket, relay: relay.clone() };
         runtime.spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(relay(client, node.clone(), stops, closed.clone(), Arc::clone(&count)));
+                tokio::spawn(relay.clone().run(client));
             }
         });
-        Self { socket, holds, held }
+        proxy
     }
     /// From now on calls are held.
-    fn close(&mut self) {
-        self.held.mark_unchanged();
-        self.holds.send_replace(true);
+    fn close(&self) {
+        self.relay.held.send_replace(0);
+        self.relay.answers.send_replace(vec![]);
+        self.relay.closed.send_replace(true);
     }
-    /// Waits until a call has been held since it was closed.
     #[track_caller]
     fn holds_one(&self) {
-        eventually_so("a call is held", || self.held.has_changed().expect("the proxy runs"));
+        eventually_so("a call is held", || *self.relay.held.borrow() > 0);
     }
-    fn open(&self) {
-        self.holds.send_replace(false);
+    /// Releases what is held; the answer to the first call.
+    #[track_caller]
+    fn open(&self) -> Result<Value, ErrorBody> {
+        self.relay.closed.send_replace(false);
+        let answer = eventually("what was held is answered", || self.relay.answers.borrow().first().cloned());
+        answer.map(|answer| serde_json::from_str(&answer).expect("answers are JSON"))
     }
 }
 
-async fn relay(
-    client: UnixStream,
-    node: PathBuf,
-    stops: fn(&ReconcilerRequest) -> bool,
-    mut closed: watch::Receiver<bool>,
-    held: Arc<watch::Sender<u64>>,
-) {
-    let Ok(server) = UnixStream::connect(&node).await else { return };
-    let ((calls, mut to_client), (mut answers, to_node)) = (client.into_split(), server.into_split());
-    let forth = async {
-        let (mut calls, mut to_node) = (FramedReader::new(calls), FramedWriter::new(to_node));
+impl Relay {
+    async fn run(self, client: UnixStream) {
+        let Ok(server) = UnixStream::connect(&self.node).await else { return };
+        let ((calls, to_client), (answers, to_node)) = (client.into_split(), server.into_split());
+        // Kept until the node closes its side: a call that was held is answered although its sender is gone.
+        let mut to_node = FramedWriter::new(to_node);
+        let held = Mutex::new(BTreeSet::new());
+        tokio::join!(self.forth(calls, &mut to_node, &held), self.back(answers, to_client, &held));
+    }
+
+    async fn forth(
+        &self,
+        calls: OwnedReadHalf,
+        to_node: &mut FramedWriter<OwnedWriteHalf>,
+        held: &Mutex<BTreeSet<u64>>,
+    ) {
+        let (mut calls, mut closed) = (FramedReader::new(calls), self.closed.subscribe());
         while let Ok(Some(frame)) = calls.recv_bytes().await {
             let call: ApiCall = wire::decode(&frame).expect("clients send calls");
-            let is_stopped = matches!(&call.request, Request::Reconciler(request) if stops(request));
+            let is_stopped = matches!(&call.request, Request::Reconciler(request) if (self.stops)(request));
             if is_stopped && *closed.borrow_and_update() {
-                held.send_modify(|held| *held += 1);
+                held.lock().expect("no test panics with it").insert(call.id);
+                self.held.send_modify(|held| *held += 1);
                 let _opened = closed.wait_for(|closed| !closed).await;
             }
             if to_node.feed_encoded(&frame).is_err() || to_node.flush().await.is_err() {
                 return;
             }
         }
-    };
-    let back = async {
-        let _ended = tokio::io::copy(&mut answers, &mut to_client).await;
-        let _gone = to_client.shutdown().await;
-    };
-    tokio::join!(forth, back);
+    }
+
+    async fn back(&self, answers: OwnedReadHalf, to_client: OwnedWriteHalf, held: &Mutex<BTreeSet<u64>>) {
+        let (mut answers, mut to_client) = (FramedReader::new(answers), FramedWriter::new(to_client));
+        while let Ok(Some(frame)) = answers.recv_bytes().await {
+            let answer: ApiAnswer = wire::decode(&frame).expect("nodes send answers");
+            if held.lock().expect("no test panics with it").remove(&answer.id) {
+                self.answers.send_modify(|answers| answers.push(answer.result));
+            }
+            // The sender may have given up.
+            let _sent = match to_client.feed_encoded(&frame) {
+                Ok(()) => to_client.flush().await.is_ok(),
+                Err(_) => false,
+            };
+        }
+    }
 }
 
 /// The reconciler `race` of the scope `pool`, whose floor each round raises by one.
@@ -124,11 +158,11 @@ impl Race {
     }
 
     /// A service that the gate admits before the restriction only, with its admission and the restriction at the proxies.
-    fn both_held(&mut self) -> ForegroundMuster {
+    fn both_held(&self) -> ForegroundMuster {
         self.service.close();
         self.runner.close();
-        let (release, member) = (Triple::new(self.floor, 0, 0).to_string(), format!("m{}", self.floor));
         let socket = self.service.socket.to_str().expect("the folder's path is text");
+        let (release, member) = (self.release(), self.member());
         let args = ["--socket", socket, "wait-ready", "pool", "--reconciler", "race", "--release", &release];
         let args = [&args[..], &["--member", &member, "--exec", "--", "sleep", "1000"]].concat();
         let service = ForegroundMuster::start_for_command(self.world.folder(), &args);
@@ -137,18 +171,24 @@ impl Race {
         self.runner.holds_one();
         service
     }
+    fn release(&self) -> String {
+        Triple::new(self.floor, 0, 0).to_string()
+    }
+    fn member(&self) -> String {
+        format!("m{}", self.floor)
+    }
 
     /// The admission is applied first: the restriction is refused, and waits for the service's end.
     fn admission_first(&mut self) {
         let mut service = self.both_held();
-        self.service.open();
+        let admitted = self.service.open();
+        assert!(admitted.as_ref().is_ok_and(|answer| answer["phase"] == "serving"), "{admitted:?}");
         service.wait_for_line("serving in pool");
-        self.runner.open();
-        let waiting = eventually("the runner is refused", || {
-            Some(self.status()).filter(|status| status["phase"] == "waiting" && status["reason"] == "blockers")
-        });
-        assert_eq!(blockers(&waiting), [format!("m{}", self.floor)], "{waiting}");
-        assert_eq!(text(&waiting["gate"]["floor"]), Triple::new(self.floor, 0, 0).to_string(), "{waiting}");
+        let refused = self.runner.open().expect_err("a serving member forbids the restriction");
+        assert!(refused.code == ErrorCode::GateClosed && refused.details.contains(&self.member()), "{refused:?}");
+        let waiting = self.status();
+        assert_eq!((&waiting["phase"], blockers(&waiting)), (&"waiting".into(), vec![self.member()]), "{waiting}");
+        assert_eq!(text(&waiting["gate"]["floor"]), self.release(), "{waiting}");
         service.signal(Signal::TERM);
         assert_eq!(service.exit(), Some(128 + 15));
         self.floor += 1;
@@ -158,14 +198,16 @@ impl Race {
     /// The restriction is applied first: the admission is refused, and says why.
     fn restriction_first(&mut self) {
         let mut service = self.both_held();
-        self.runner.open();
-        self.floor += 1;
-        self.reaches(self.floor);
-        self.service.open();
+        let restricted = self.runner.open();
+        assert!(restricted.is_ok(), "{restricted:?}");
+        let denied = self.service.open();
+        assert!(denied.as_ref().is_ok_and(|answer| answer["phase"] == "announced"), "{denied:?}");
         service.wait_for_line("below-floor");
         assert!(!service.seen().contains("serving in"), "{}", service.seen());
         service.signal(Signal::TERM);
         assert_eq!(service.exit(), Some(128 + 15));
+        self.floor += 1;
+        self.reaches(self.floor);
     }
 }
 
