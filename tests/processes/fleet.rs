@@ -22,7 +22,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::harness::{Follower, WAIT_MS, World, eventually_so};
+use crate::harness::{EndedMuster, Follower, WAIT_MS, World, eventually_so};
 
 const AGENTS: usize = 200;
 const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
@@ -224,4 +224,57 @@ fn no_node_is_down_while_managers_restart_under_200_agents() {
         world.is_recorded_as_ready("n1", name);
     }
     fleet.end();
+}
+
+/// Budgets are measured by hand (docs/performance.md); here the steps only run, with agents that are few.
+#[test]
+#[ignore = "full tier"]
+fn short_fleet_bench_reports_every_step() {
+    let world = World::new();
+    let args = ["bench", "fleet", "--agents", "20", "--idle", "2s", "--changes", "2", "-o", "json"];
+    let seen = EndedMuster::new(world.folder(), &args).ended(0).json();
+    assert_eq!(
+        (&seen["agents"], &seen["join"]["errors"], &seen["shown_down"]),
+        (&20.into(), &0.into(), &0.into()),
+        "{seen}"
+    );
+    let numbers = |part: &Value, keys: &[&str]| {
+        for key in keys {
+            assert!(part[key].is_number(), "no number {key:?} in {part}");
+        }
+    };
+    numbers(
+        &seen["join"],
+        &["seconds", "in_session_seconds", "ready_seconds", "p50_ms", "p99_ms", "memory_per_agent_kb"],
+    );
+    numbers(&seen["idle"], &["seconds", "bytes_per_agent_per_s", "messages_per_agent_per_s", "agents_cores"]);
+    let idle = seen["idle"]["managers"].as_array().expect("the managers");
+    assert_eq!(idle.iter().filter(|manager| manager["leader"] == true).count(), 1, "{seen}");
+    assert_eq!(idle.iter().filter_map(|manager| manager["sessions"].as_u64()).sum::<u64>(), 20, "{seen}");
+    idle.iter().for_each(|manager| numbers(manager, &["cores", "rss_mb"]));
+    let views = seen["view"].as_array().expect("two changes of the managers");
+    assert_eq!(
+        views.iter().map(|view| view["change"].as_str()).collect::<Vec<_>>(),
+        [Some("promotion"), Some("demotion")]
+    );
+    views.iter().for_each(|view| numbers(view, &["all_ms", "first_to_all_ms", "settled_ms", "bytes_per_agent"]));
+    let rolled = seen["rolling_restart"].as_array().expect("three restarts");
+    assert_eq!(rolled.iter().map(|one| one["node"].as_str()).collect::<Vec<_>>(), MANAGERS.map(Some), "{seen}");
+    let lost = ["sessions", "lost", "all_ms", "gap_p50_ms", "gap_p99_ms", "gap_max_ms", "shown_down"];
+    for one in rolled.iter().chain([&seen["kill_manager"], &seen["kill_leader"]]) {
+        numbers(one, &lost);
+    }
+    assert_eq!(seen["roles"]["changes"], 2, "{seen}");
+    numbers(&seen["roles"], &["seconds", "p50_ms", "p99_ms", "max_ms"]);
+}
+
+/// A step that cannot end says what is missing.
+#[test]
+#[ignore = "full tier"]
+fn fleet_bench_ends_a_step_that_takes_too_long() {
+    let world = World::new();
+    let args = ["bench", "fleet", "--agents", "20", "--limit", "1ms", "-o", "json"];
+    let late = EndedMuster::new(world.folder(), &args);
+    assert_eq!(late.error_code(), ErrorCode::TimedOut.to_string(), "{}", late.stderr);
+    assert!(late.stderr.contains("after 1ms"), "{}", late.stderr);
 }

@@ -54,6 +54,7 @@ pub struct AgentPorts {
     pub(crate) wanted: Arc<watch::Sender<ManagerWanted>>,
     pub(crate) trouble: Arc<watch::Sender<Option<NodeTrouble>>>,
     pub(crate) session: Arc<watch::Sender<Option<SessionStatus>>>,
+    pub(crate) managers: Arc<watch::Sender<Vec<String>>>,
     pub(crate) workloads: PublishedWorkloads,
     pub(crate) dial: Arc<dyn Dial>,
     pub(crate) inspector: Inspector,
@@ -88,6 +89,7 @@ impl AgentPorts {
             wanted: Arc::new(watch::Sender::new(ManagerWanted::new(because))),
             trouble: Arc::new(watch::Sender::new(None)),
             session: Arc::new(watch::Sender::new(None)),
+            managers: Arc::default(),
             workloads: PublishedWorkloads::new(&setup_credentials),
             dial: setup.dial,
             inspector: setup.inspector,
@@ -107,6 +109,10 @@ impl AgentPorts {
     /// The session in force: set once the host has shown its first view.
     pub fn session(&self) -> watch::Receiver<Option<SessionStatus>> {
         self.session.subscribe()
+    }
+    /// The addresses of the managers, of the newest view that the agent has accepted; before its first one, as they are on disk.
+    pub fn managers(&self) -> watch::Receiver<Vec<String>> {
+        self.managers.subscribe()
     }
     /// The workloads that apply to this node, and the roots by which they verify each other.
     pub fn workloads(&self) -> watch::Receiver<WorkloadView> {

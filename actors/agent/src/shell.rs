@@ -89,6 +89,7 @@ impl AgentShell {
         let credentials = ports.credentials.borrow().clone();
         ports.workloads.trust(&credentials);
         let local = ports.memory.load()?;
+        ports.managers.send_replace(local.managers.clone());
         let start = Start {
             demotion_reported: ports.demoted.get() == Some(credentials.identity.serial.clone()),
             certificate: facts(&credentials)?,
@@ -139,7 +140,10 @@ impl AgentShell {
                     port.answer(result);
                 }
             }
-            Effect::KeepManagers(managers) => self.writes.change(move |node| node.managers = managers),
+            Effect::KeepManagers(managers) => {
+                self.ports.managers.send_replace(managers.clone());
+                self.writes.change(move |node| node.managers = managers);
+            }
             Effect::KeepTrouble(trouble) => self.writes.change(move |node| node.ended = ended_of(&trouble)),
             Effect::KeepDemoted(serial) => self.ports.demoted.set(serial),
             Effect::PublishWanted(wanted) => {

@@ -6,7 +6,7 @@
 //! - [`ProcessId`] identifies a process, child or not, by pid and start time: it stays safe to signal.
 //! - [`parent`] makes a process end with its parent.
 //! - [`answers`] reads nodes, leader and tokens from a cluster's answers.
-//! - [`free_address`] and [`temporary_folder`] prepare the start of a node.
+//! - [`free_address`], [`temporary_folder`] and [`memory_folder`] prepare the start of a node.
 
 pub mod answers;
 mod folder;
@@ -18,7 +18,7 @@ mod process_id;
 mod ready;
 mod wait;
 
-pub use self::folder::temporary_folder;
+pub use self::folder::{memory_folder, temporary_folder};
 pub use self::node::{Entry, LocalNode};
 pub use self::ports::free_address;
 pub use self::process::{Lifetime, NodeProcess};

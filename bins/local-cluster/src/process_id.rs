@@ -38,6 +38,12 @@ impl ProcessId {
         let ticks = |field: usize| stat.split_whitespace().nth(field)?.parse::<u64>().ok();
         Some(Duration::from_millis((ticks(UTIME)? + ticks(UTIME + 1)?) * 1000 / TICKS_PER_S))
     }
+    /// The bytes of memory that it uses, the mapped program included; `None` once it has ended.
+    pub fn memory(self) -> Option<u64> {
+        let status = self.is_alive().then(|| std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok())??;
+        let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"))?;
+        Some(kilobytes.trim().parse::<u64>().ok()? * 1024)
+    }
     /// Sends a signal, unless the process has ended.
     pub fn signal(self, signal: Signal) {
         if let (true, Some(pid)) = (self.is_alive(), Pid::from_raw(self.pid)) {
@@ -102,6 +108,8 @@ mod tests {
         child.wait().unwrap();
         assert!(!id.is_some_and(ProcessId::is_alive));
         assert_eq!(id.and_then(ProcessId::cpu_time), None);
+        assert_eq!(id.and_then(ProcessId::memory), None);
+        assert!(me.memory().is_some_and(|bytes| bytes > 100_000), "{:?}", me.memory());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::cli::duration::parse_duration;
+use crate::cli::duration::{parse_duration, parse_lifetime};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -38,6 +38,31 @@ pub enum BenchCommand {
     },
     /// Hold many leases on a temporary cluster; show latency and cost of renewals, and lost leases
     Leases(BenchLeases),
+    /// Run many agents in this process against a temporary cluster of three managers; show what they cost, and how long they take to join,
+    /// to learn of a change, and to return when managers end
+    Fleet(BenchFleet),
+}
+
+#[derive(Debug, Args)]
+pub struct BenchFleet {
+    /// Number of agents, each with its own identity and session
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub agents: u32,
+    /// Number of agents that join at once [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub joining: Option<u32>,
+    /// Duration of the measurement of idle agents
+    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = parse_lifetime)]
+    pub idle: Duration,
+    /// Number of role changes of one node, one after the other
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub changes: u32,
+    /// Time limit of each step
+    #[arg(long, default_value = "10m", value_name = "DURATION", value_parser = parse_lifetime)]
+    pub limit: Duration,
+    /// Each agent's node also waits for definitions of reconcilers, over a second connection, as `musterd` does
+    #[arg(long)]
+    pub reconcilers: bool,
 }
 
 #[derive(Debug, Args)]
@@ -74,4 +99,32 @@ pub enum BenchOp {
 pub enum Via {
     Native,
     Rest,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::args::{Cli, Command};
+
+    fn fleet(flags: &str) -> Result<BenchFleet, clap::Error> {
+        let words = ["muster", "bench", "fleet"].into_iter().chain(flags.split_whitespace());
+        let Command::Bench(args) = Cli::try_parse_from(words)?.command else { panic!("another command") };
+        let Some(BenchCommand::Fleet(fleet)) = args.command else { panic!("another benchmark") };
+        Ok(fleet)
+    }
+
+    #[test]
+    fn fleet_has_agents_and_bounded_steps() {
+        let plain = fleet("").unwrap();
+        assert_eq!((plain.agents, plain.changes, plain.joining, plain.reconcilers), (1000, 100, None, false));
+        assert_eq!((plain.idle.as_secs(), plain.limit.as_secs()), (30, 600));
+        let given = fleet("--agents 10000 --joining 500 --idle 5s --changes 0 --limit 1m --reconcilers").unwrap();
+        assert_eq!((given.agents, given.changes, given.joining), (10_000, 0, Some(500)));
+        assert!(given.reconcilers);
+        for wrong in ["--agents 0", "--agents 20001", "--joining 0", "--idle 0s", "--limit 0s", "--clients 4"] {
+            assert!(fleet(wrong).is_err(), "{wrong}");
+        }
+    }
 }

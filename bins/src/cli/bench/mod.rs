@@ -1,6 +1,7 @@
-//! `muster bench`: load on a running cluster, times of role changes, and the cost of holding many leases.
+//! `muster bench`: load on a running cluster, times of role changes, the cost of holding many leases, and of many agents.
 
 mod access;
+mod fleet;
 mod holders;
 mod leases;
 mod load;
@@ -19,5 +20,6 @@ pub(super) async fn run(args: BenchArgs, out: Out, global: &Global) -> Outcome<u
         None => load::run(&args, out, global).await,
         Some(BenchCommand::Roles { rounds }) => roles::run(rounds, out).await,
         Some(BenchCommand::Leases(args)) => leases::run(&args, out).await,
+        Some(BenchCommand::Fleet(args)) => fleet::run(&args, out).await,
     }
 }

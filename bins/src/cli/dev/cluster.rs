@@ -52,8 +52,14 @@ pub struct LocalCluster {
 impl LocalCluster {
     /// A cluster in `dir`, resumed if one exists there. Starts no process.
     pub fn prepare(dir: &Path, state: State, lifetime: Lifetime) -> Outcome<Self> {
+        Self::prepare_with(dir, state, lifetime, "")
+    }
+
+    /// The same, with more sections for the configuration of all nodes.
+    pub fn prepare_with(dir: &Path, state: State, lifetime: Lifetime, sections: &str) -> Outcome<Self> {
         let config = "# Written by `muster dev`: lets `muster actors crash` and commands of reconcilers work on this cluster.\n\
             [debug]\ncrash = true\n\n[reconcilers]\ncommands = true\n";
+        let config = format!("{config}{sections}");
         let failed = |e| Failure::io(format!("cannot use {}", dir.display()), &e);
         let write = || muster_pki::write_atomic(&std::path::absolute(dir.join(CONFIG_FILE))?, config.as_bytes());
         write().map_err(failed)?;
