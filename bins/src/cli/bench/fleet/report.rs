@@ -28,13 +28,12 @@ pub fn table(document: &Value) -> String {
     table.row([
         format!("join, {} agents", document["agents"]),
         format!(
-            "{} s, in session {} s, shown ready {} s; an agent {} ms p50, {} ms p99; {} errors, {} delayed",
+            "{} s, in session {} s, shown ready {} s; an agent {} ms p50, {} ms p99; {} delayed",
             join["seconds"],
             join["in_session_seconds"],
             join["ready_seconds"],
             join["p50_ms"],
             join["p99_ms"],
-            join["errors"],
             items(&join["delayed"]).filter_map(|delay| delay["agents"].as_u64()).sum::<u64>(),
         ),
     ]);

@@ -87,7 +87,7 @@ async fn join(managers: &Managers<'_>, folder: &Path, args: &BenchFleet, out: Ou
     let summary = times.summary();
     let document = json!({
         "seconds": report::seconds(took), "in_session_seconds": report::seconds(in_session),
-        "ready_seconds": report::seconds(ready), "errors": 0,
+        "ready_seconds": report::seconds(ready),
         "p50_ms": summary.p50_ms, "p99_ms": summary.p99_ms, "max_ms": summary.max_ms,
         "delayed": delays.collect::<Vec<_>>(), "managers": cpu.collect::<Vec<_>>(),
         "agents_cpu_s": report::rounded((own.cpu - before.cpu).as_secs_f64()),
