@@ -36,6 +36,16 @@ pub struct SessionsConfig {
     pub leaderless_after: Duration,
     /// The earliest time at which an agent refused for lack of a leader should try this manager again.
     pub leaderless_retry: Duration,
+    /// How often the manager's share of the sessions is counted.
+    pub spread_every: Duration,
+    /// A manager that has had too many sessions for this long moves some to the others. 30 s: a manager that restarts is back by then.
+    pub spread_after: Duration,
+    /// The longest such time, after repeated moves.
+    pub spread_longest: Duration,
+    /// Agents moved per second: of 10,000, two thirds are moved within six minutes.
+    pub spread_per_sec: f64,
+    /// Sessions above the share, and a quarter of that, that are not too many.
+    pub spread_tolerance: usize,
     /// Session changes are collected for this long before they are sent to the leader.
     pub digest_batch: Duration,
     /// A full digest is sent this often in any case: it shows that this host is alive.
@@ -75,6 +85,11 @@ impl Default for SessionsConfig {
             registration_burst: 1000.0,
             leaderless_after: Duration::from_secs(5),
             leaderless_retry: Duration::from_secs(5),
+            spread_every: Duration::from_secs(5),
+            spread_after: Duration::from_secs(30),
+            spread_longest: Duration::from_secs(3600),
+            spread_per_sec: 20.0,
+            spread_tolerance: 16,
             digest_batch: Duration::from_millis(20),
             digest_every: Duration::from_secs(5),
             digest_deadline: Duration::from_secs(2),

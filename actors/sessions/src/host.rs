@@ -20,6 +20,7 @@ use crate::core::host::{Effect, Host, Input};
 use crate::core::instances::Duplicate;
 use crate::core::node_update::SeenState;
 use crate::core::session::ConnId;
+use crate::core::spread::share_of;
 use crate::hosted::HostedSessions;
 use crate::line::reject;
 
@@ -127,7 +128,11 @@ impl SessionsShell {
                     cx.spawn(reject(connection, HostFrame::Ended(refusal), self.ports.config.write_deadline));
                 }
             }
-            Effect::Move { node } => self.sessions.move_away(node),
+            Effect::Move { node, reason } => self.sessions.move_away(node, reason),
+            Effect::CountShare => {
+                let share = share_of(&self.ports.replica.borrow().tables);
+                self.step(cx, Input::Share(share));
+            }
             Effect::Digest(digest) => self.send_digest(cx, digest),
             Effect::DuplicateFound(duplicate) => warn_of(&duplicate),
             Effect::DuplicateResolved(node) => info!(%node, "duplicate node identity resolved"),
@@ -217,6 +222,7 @@ impl Shell for SessionsShell {
     fn view(&self) -> Value {
         json!({
             "sessions": self.core.connected(),
+            "sessions_to_move": self.core.to_move(),
             "nodes": self.core.facts(),
             "leader": self.core.leader_node(),
             "digest_sequence": self.core.sequence(),

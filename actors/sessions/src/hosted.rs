@@ -88,9 +88,9 @@ impl HostedSessions {
     }
 
     /// The agent should find a manager that has a leader.
-    pub fn move_away(&self, node: NodeId) {
+    pub fn move_away(&self, node: NodeId, reason: &str) {
         if let Some(child) = self.children.get(&node) {
-            let reason = "this manager has no leader".to_owned();
+            let reason = reason.to_owned();
             // A session that is restarting has no connection to move.
             let _restarting = child.address.tell(session::Msg::Move { reason });
         }

@@ -11,6 +11,7 @@ use muster_sessions::SessionsConfig;
 use muster_sessions::core::host::{self, Host};
 use muster_sessions::core::node_update::{NodeUpdate, SeenState};
 use muster_sessions::core::session::{self, AgentSession, ConnId};
+use muster_sessions::core::spread::share_of;
 
 use crate::bugs::Bug;
 use crate::connections::AgentConnections;
@@ -130,10 +131,16 @@ impl Hosts {
                 AgentConnections::host_sends(world, conn, Box::new(muster_messages::wire::HostFrame::Ended(refusal)));
                 AgentConnections::host_closes(world, conn.0);
             }
-            host::Effect::Move { node } => {
-                let reason = "this manager has no leader".to_owned();
+            host::Effect::Move { node, reason } => {
+                let reason = reason.to_owned();
                 world.totals.count("sessions moved to another host");
                 Self::session_step(world, idx, node, session::Input::Move { reason });
+            }
+            host::Effect::CountShare => {
+                let runtime = world.machines[idx].runtime.as_ref();
+                if let Some(share) = runtime.map(|runtime| share_of(&runtime.core.replica().tables)) {
+                    Self::step(world, idx, host::Input::Share(share));
+                }
             }
             host::Effect::Digest(digest) => Self::send_digest(world, idx, runtime, digest),
             host::Effect::DuplicateFound(_) | host::Effect::DuplicateResolved(_) => {}

@@ -1,9 +1,9 @@
 //! Host: all agent sessions of one manager.
 //!
 //! Owns        admission of sessions, the sessions' facts about their nodes, the digests to the leader, the agents to send away.
-//! Inputs      arrivals, reports of sessions, changes of leader, answers to digests.
-//! Outputs     admit, refuse, move, digest.
-//! Invariants  SESSION-5…8 (see `bucket`, `instances`, `digest`).
+//! Inputs      arrivals, reports of sessions, changes of leader, answers to digests, each manager's share of the sessions.
+//! Outputs     admit, refuse, move, digest, count the share.
+//! Invariants  SESSION-5…8 and 12 (see `bucket`, `instances`, `digest`, `spread`).
 //!             SESSION-9  a manager that has had no leader for `leaderless_after` keeps and accepts no agents: it cannot inform
 //!                        them, and all other managers would see them as down. It sends them away at the rate at which others can
 //!                        take them. A manager that has just started and not yet followed a leader accepts none from the first
@@ -22,6 +22,7 @@ use super::bucket::Bucket;
 use super::digest::Digests;
 use super::instances::{Duplicate, Instance, Instances};
 use super::session::ConnId;
+use super::spread::Spread;
 use crate::config::SessionsConfig;
 
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ pub enum Input {
         sequence: u64,
         ok: bool,
     },
+    /// The answer to `CountShare`.
+    Share(usize),
     Woke,
 }
 
@@ -59,7 +62,11 @@ pub enum Effect {
     },
     Move {
         node: NodeId,
+        /// For the agent's log.
+        reason: &'static str,
     },
+    /// Answered at once with `Share`: see [`share_of`](super::spread::share_of).
+    CountShare,
     Digest(SessionDigest),
     /// Two processes with one identity; sent when first seen.
     DuplicateFound(Duplicate),
@@ -77,6 +84,7 @@ pub struct Host {
     connected: BTreeSet<NodeId>,
     /// Connected nodes still to be sent away.
     moving: BTreeSet<NodeId>,
+    spread: Spread,
     leader: Option<(Term, NodeId)>,
     leaderless_since: Moment,
     /// Whether it has ever known a leader.
@@ -99,6 +107,7 @@ impl Host {
             instances: Instances::default(),
             connected: BTreeSet::new(),
             moving: BTreeSet::new(),
+            spread: Spread::new(&config, now),
             leader: None,
             leaderless_since: now,
             followed: false,
@@ -116,6 +125,7 @@ impl Host {
             Input::Reported { node, fact, connected } => self.reported(now, node, fact, connected, out),
             Input::Leader { term, leader } => self.leader(now, term, leader),
             Input::DigestAnswered { sequence, ok } => self.digests.answered(now, sequence, ok, &self.config),
+            Input::Share(share) => self.spread.counted(now, self.connected.len(), share, &self.config),
             Input::Woke => {}
         }
         self.advance(now, out);
@@ -124,7 +134,8 @@ impl Host {
     pub fn wake_at(&mut self, now: Moment) -> Option<Moment> {
         if self.leader.is_some() {
             let believe = (!self.unreported.is_empty()).then_some(self.believe_silence_at);
-            return self.digests.wake_at().into_iter().chain(believe).min();
+            let spread = self.spread.wake_at(now, self.connected.len(), &self.config);
+            return self.digests.wake_at().into_iter().chain(believe).chain(spread).min();
         }
         let given_up = self.leaderless_since + self.config.leaderless_after;
         if now < given_up {
@@ -138,6 +149,10 @@ impl Host {
     }
     pub fn connected(&self) -> usize {
         self.connected.len()
+    }
+    /// Sessions that other managers are to have, because this one has more than its share.
+    pub fn to_move(&self) -> usize {
+        self.spread.left()
     }
     pub fn refused(&self) -> u64 {
         self.refused
@@ -236,6 +251,7 @@ impl Host {
             self.followed = true;
         } else {
             self.leaderless_since = now;
+            self.spread.stop();
         }
         self.leader = leader;
     }
@@ -256,8 +272,19 @@ impl Host {
         }
         if self.leader.is_some() {
             out.extend(self.digests.due(now, &self.config).map(Effect::Digest));
+            self.spread(now, out);
         } else if self.leaderless(now) {
             self.send_away(now, out);
+        }
+    }
+
+    /// SESSION-12.
+    fn spread(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        if self.spread.looks(now, self.connected.len(), &self.config) {
+            out.push(Effect::CountShare);
+        }
+        while let Some(node) = self.spread.next(now, &self.connected) {
+            out.push(Effect::Move { node, reason: MORE_THAN_ITS_SHARE });
         }
     }
 
@@ -268,10 +295,13 @@ impl Host {
         }
         while !self.moving.is_empty() && self.moves.take(now).is_ok() {
             let node = self.moving.pop_first().expect("the set is not empty");
-            out.push(Effect::Move { node });
+            out.push(Effect::Move { node, reason: NO_LEADER });
         }
     }
 }
+
+const NO_LEADER: &str = "this manager has no leader";
+const MORE_THAN_ITS_SHARE: &str = "this manager has more sessions than the others";
 
 /// When an agent may retry a host that has just started: it will soon follow a leader.
 const UNFOLLOWED_RETRY: Duration = Duration::from_millis(50);
@@ -336,6 +366,33 @@ mod tests {
         assert!(matches!(&out[..], [Effect::Digest(d)] if d.full && d.sessions.len() == 50), "{out:?}");
     }
 
+    /// SESSION-12.
+    #[test]
+    fn host_with_most_sessions_moves_its_surplus() {
+        let mut host = host();
+        for n in 0..300 {
+            report(&mut host, at(1), n, 1);
+        }
+        let (mut now, mut moved) = (at(1), 0);
+        while now < at(60_000) {
+            let mut out = vec![];
+            host.step(now, Input::Woke, &mut out);
+            while let Some(effect) = out.pop() {
+                match effect {
+                    Effect::CountShare => host.step(now, Input::Share(100), &mut out),
+                    Effect::Move { node, .. } => {
+                        moved += 1;
+                        host.step(now, Input::Reported { node, fact: None, connected: false }, &mut out);
+                    }
+                    _ => {}
+                }
+            }
+            assert!(moved == 0 || now >= at(30_000), "a manager that restarts is awaited");
+            now = host.wake_at(now).expect("digests are sent periodically").max(now + Duration::from_millis(1));
+        }
+        assert_eq!((moved, host.connected()), (200, 100));
+    }
+
     /// Two managers that started at the same time used to take each other's agents, and to keep them for 5 s in vain.
     #[test]
     fn new_host_accepts_no_agent_until_it_follows_a_leader() {
@@ -366,7 +423,7 @@ mod tests {
         let (mut left, mut gone) = (std::mem::take(&mut out), 0);
         for ms in 5_100..12_000 {
             for effect in std::mem::take(&mut left) {
-                if let Effect::Move { node } = effect {
+                if let Effect::Move { node, .. } = effect {
                     gone += 1;
                     let input = Input::Reported { node, fact: None, connected: false };
                     host.step(at(ms), input, &mut left);

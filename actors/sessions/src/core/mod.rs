@@ -8,6 +8,7 @@ pub mod host;
 pub mod instances;
 pub mod node_update;
 pub mod session;
+pub mod spread;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod workloads;
