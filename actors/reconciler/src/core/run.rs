@@ -41,6 +41,9 @@ pub use self::tally::Tally;
 const MAX_VIEW_LAG: Duration = Duration::from_secs(30);
 /// How long after a refusal an equally old view is evaluated again.
 const REFUSAL_RECHECK_DELAY: Duration = Duration::from_secs(5);
+/// A resignation has ended the term by then, on a busy machine, too. An attempt that began before would be ended in the middle; one that
+/// begins afterwards is that of a runner whose resignation was lost.
+pub(super) const RESIGNATION_LIMIT: Duration = Duration::from_secs(10);
 /// How long after a condition was found unmet it is looked at again, if no newer view arrives.
 const CONDITION_RECHECK_DELAY: Duration = Duration::from_secs(10);
 /// Maximum length of a text from outside that is kept.

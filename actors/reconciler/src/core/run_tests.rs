@@ -334,6 +334,13 @@ fn runner_resigns_after_its_last_failure_is_reported() {
         out.clear();
         scenario.run.step(scenario.now, WallTime(0), Input::Reported { ok }, &mut out);
         assert!(out.contains(&Effect::Resign), "{ok}: {out:?}");
+        // Until the term has ended nothing begins that its end would interrupt. A resignation that was lost is followed by another attempt.
+        let rests_until = scenario.now + RESIGNATION_LIMIT;
+        assert!(
+            matches!(scenario.run.phase, Phase::Retrying { at, .. } if at == rests_until),
+            "{:?}",
+            scenario.run.phase
+        );
     }
 }
 

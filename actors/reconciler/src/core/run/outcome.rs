@@ -243,17 +243,17 @@ impl Run {
             Some(every) => Duration::from_millis(every),
             None => self.failures.pause(),
         };
-        self.retry(now, wall, pause, why, out);
         let enough = definition.is_some_and(|d| self.failures.in_a_row >= d.resign_after);
-        if enough && self.has_equal() {
+        let resigns = enough && self.has_equal();
+        let pause = if resigns { pause.max(RESIGNATION_LIMIT) } else { pause };
+        self.retry(now, wall, pause, why, out);
+        if resigns && !std::mem::replace(&mut self.resigning, true) {
             let (name, n) = (&self.who.reconciler, self.failures.in_a_row);
-            if !std::mem::replace(&mut self.resigning, true) {
-                out.push(Effect::Log(LogLine::Warn(format!(
-                    "{name} failed {n} times on this node; resigning for another: {}{}",
-                    self.failures.last_error.as_deref().unwrap_or_default(),
-                    last_lines(&self.output)
-                ))));
-            }
+            out.push(Effect::Log(LogLine::Warn(format!(
+                "{name} failed {n} times on this node; resigning for another: {}{}",
+                self.failures.last_error.as_deref().unwrap_or_default(),
+                last_lines(&self.output)
+            ))));
         }
     }
 
