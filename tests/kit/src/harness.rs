@@ -192,6 +192,10 @@ impl ActorHarness {
     pub fn expects_error(&mut self, text: &str) {
         self.expected_errors.push(Expected { text: text.to_owned(), optional: false });
     }
+    /// The same for an ERROR event that need not occur.
+    pub fn allows_error(&mut self, text: &str) {
+        self.expected_errors.push(Expected { text: text.to_owned(), optional: true });
+    }
 
     /// Some actor below the root must end with a fault with this text, and any number may.
     pub fn expects_fault(&mut self, text: &str) {

@@ -41,8 +41,7 @@ pub use self::tally::Tally;
 const MAX_VIEW_LAG: Duration = Duration::from_secs(30);
 /// How long after a refusal an equally old view is evaluated again.
 const REFUSAL_RECHECK_DELAY: Duration = Duration::from_secs(5);
-/// A resignation has ended the term by then, on a busy machine, too. An attempt that began before would be ended in the middle; one that
-/// begins afterwards is that of a runner whose resignation was lost.
+/// A resignation has ended the term by then, on a busy machine, too. Afterwards it counts as lost.
 pub(super) const RESIGNATION_LIMIT: Duration = Duration::from_secs(10);
 /// How long after a condition was found unmet it is looked at again, if no newer view arrives.
 const CONDITION_RECHECK_DELAY: Duration = Duration::from_secs(10);
@@ -226,6 +225,13 @@ enum Phase {
         wall: WallTime,
         why: String,
     },
+    /// Gives up the term. Nothing begins meanwhile: the end of the term would interrupt it.
+    Resigning {
+        why: String,
+        /// When the resignation counts as lost. None: it is not sent before the last failure is reported, because nothing of a term
+        /// can be reported afterwards.
+        lost_at: Option<Moment>,
+    },
     /// Applied.
     Kept {
         next: Option<Moment>,
@@ -315,8 +321,6 @@ pub struct Run {
     last_record: Option<u64>,
     /// As of the last input.
     wall: WallTime,
-    /// It gives up the term once its last failure is reported: nothing of a term can be reported afterwards.
-    resigning: bool,
     tally: Tally,
 }
 
@@ -343,7 +347,6 @@ impl Run {
             ending: None,
             last_record: None,
             wall: WallTime(0),
-            resigning: false,
             tally: Tally::default(),
         }
     }
@@ -367,6 +370,8 @@ impl Run {
                 self.reconsider();
             }
             Phase::Stepping { .. } | Phase::Waving { .. } | Phase::Recording { .. } => self.reconsider(),
+            // Sent again, after its report.
+            Phase::Resigning { lost_at, .. } => *lost_at = None,
             _ => {}
         }
     }
@@ -387,7 +392,7 @@ impl Run {
             }
             Input::Reported { ok } => {
                 self.reporting.answered(ok);
-                self.reported(ok, out);
+                self.reported(now, ok, out);
             }
             Input::Woke => {}
             Input::Ended => self.end(now, out),
@@ -418,6 +423,7 @@ impl Run {
             Phase::Acting { deadline, cancelled: None, .. } => *deadline,
             Phase::Retrying { at, .. } => Some(*at),
             Phase::Awaiting { again_at, .. } => Some(*again_at),
+            Phase::Resigning { lost_at, .. } => *lost_at,
             Phase::Kept { next } => *next,
             _ => None,
         };
@@ -470,6 +476,8 @@ impl Run {
             }
             Phase::Retrying { at, .. } | Phase::Awaiting { again_at: at, .. } if *at <= now => self.reconsider(),
             Phase::Kept { next: Some(next) } if *next <= now => self.reconsider(),
+            // Another attempt, which may fail and resign again.
+            Phase::Resigning { lost_at: Some(lost_at), .. } if *lost_at <= now => self.reconsider(),
             Phase::Acting { number, deadline: Some(deadline), cancelled: cancelled @ None } if *deadline <= now => {
                 *cancelled = Some(Cancelled::TimedOut);
                 out.push(Effect::Cancel { number: *number });
@@ -489,16 +497,18 @@ impl Run {
             return self.reporting.pause();
         }
         let progress = self.progress(wall);
-        if self.resigning {
+        if matches!(self.phase, Phase::Resigning { lost_at: None, .. }) {
             self.reporting.hurry(now);
         }
         out.extend(self.reporting.next(now, progress).map(|progress| Effect::Report(Box::new(progress))));
     }
 
     /// A report was answered. A cluster that refuses the last one, or does not answer, delays the resignation no further.
-    fn reported(&mut self, ok: bool, out: &mut Out) {
-        if self.resigning && (!ok || self.reporting.is_complete()) && self.phase != Phase::Ended {
-            self.resigning = false;
+    fn reported(&mut self, now: Moment, ok: bool, out: &mut Out) {
+        if let Phase::Resigning { lost_at: lost_at @ None, .. } = &mut self.phase
+            && (!ok || self.reporting.is_complete())
+        {
+            *lost_at = Some(now + RESIGNATION_LIMIT);
             out.push(Effect::Resign);
         }
     }
@@ -543,13 +553,15 @@ impl Run {
         }
     }
 
-    /// Whether an equal candidate could try instead.
+    /// Whether an equal candidate could try instead. Of a pinned reconciler, none can.
     fn has_equal(&self) -> bool {
+        let pinned = self.view.as_ref().is_some_and(|view| view.pinned.is_some());
         let ours = self.who.release.triple;
         let others = self.view.iter().flat_map(|view| &view.candidates);
-        others
-            .into_iter()
-            .any(|c| c.release.triple == ours && c.missing_labels.is_empty() && c.member != self.who.member)
+        !pinned
+            && others
+                .into_iter()
+                .any(|c| c.release.triple == ours && c.missing_labels.is_empty() && c.member != self.who.member)
     }
 }
 

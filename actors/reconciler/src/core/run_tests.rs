@@ -277,18 +277,24 @@ fn failures_are_retried_after_growing_pauses_and_reported() {
     assert!(scenario.reports.len() <= 35, "{} reports", scenario.reports.len());
 }
 
-#[test]
-fn failing_runner_resigns_only_for_an_equal_candidate() {
-    let candidate = |member: &str, release: &str| CandidateView {
+fn candidate(member: &str, release: &str) -> CandidateView {
+    CandidateView {
         node: None,
         member: member.into(),
         release: serde_json::from_value(release.into()).unwrap(),
         missing_labels: Vec::new(),
         revision: Revision(1),
-    };
-    for (other, resigns) in [("2.0.0+other", true), ("1.0.0", false)] {
+    }
+}
+
+#[test]
+fn failing_runner_resigns_only_for_an_equal_candidate() {
+    let pin = Some(NodeId::from_entropy(1));
+    for (other, pinned, resigns) in [("2.0.0+other", None, true), ("1.0.0", None, false), ("2.0.0", pin, false)] {
         let mut scenario = Scenario::new(command(), GatePath::First);
-        scenario.change_view(|view| view.candidates = vec![candidate("n1", "2.0.0"), candidate("n2", other)]);
+        scenario.change_view(|view| {
+            (view.candidates, view.pinned) = (vec![candidate("n1", "2.0.0"), candidate("n2", other)], pinned);
+        });
         for attempt in 1..=3 {
             let (number, _) = scenario.acts();
             scenario.end(number, Outcome::Failed("no".into()));
@@ -304,14 +310,7 @@ fn failing_runner_resigns_only_for_an_equal_candidate() {
 fn runner_resigns_after_its_last_failure_is_reported() {
     for ok in [true, false] {
         let mut scenario = Scenario::new(command(), GatePath::First);
-        let both = ["n1", "n2"].map(|member| CandidateView {
-            node: None,
-            member: member.into(),
-            release: "2.0.0".parse().unwrap(),
-            missing_labels: Vec::new(),
-            revision: Revision(1),
-        });
-        scenario.change_view(|view| view.candidates = both.to_vec());
+        scenario.change_view(|view| view.candidates = vec![candidate("n1", "2.0.0"), candidate("n2", "2.0.0")]);
         scenario.fails("no");
         scenario.pass(1);
         while scenario.run.progress(WallTime(0)).consecutive_failures < 2 {
@@ -334,14 +333,34 @@ fn runner_resigns_after_its_last_failure_is_reported() {
         out.clear();
         scenario.run.step(scenario.now, WallTime(0), Input::Reported { ok }, &mut out);
         assert!(out.contains(&Effect::Resign), "{ok}: {out:?}");
-        // Until the term has ended nothing begins that its end would interrupt. A resignation that was lost is followed by another attempt.
-        let rests_until = scenario.now + RESIGNATION_LIMIT;
-        assert!(
-            matches!(scenario.run.phase, Phase::Retrying { at, .. } if at == rests_until),
-            "{:?}",
-            scenario.run.phase
-        );
     }
+}
+
+/// What begins before the term ends would be interrupted by its end.
+#[test]
+fn nothing_begins_between_resignation_and_end_of_term() {
+    let mut scenario = Scenario::new(command(), GatePath::First);
+    scenario.change_view(|view| view.candidates = vec![candidate("n1", "2.0.0"), candidate("n2", "2.0.0")]);
+    for _ in 1..=2 {
+        scenario.fails("no");
+        scenario.pass(1_000);
+    }
+    let (number, _) = scenario.acts();
+    scenario.end(number, Outcome::Failed("last".into()));
+    assert!(scenario.effects().contains(&Effect::Resign));
+    let acts = |scenario: &mut Scenario| scenario.effects().iter().any(|effect| matches!(effect, Effect::Act { .. }));
+    scenario.change_view(|view| view.retries += 1);
+    scenario.change_view(|view| view.definition.as_mut().unwrap().digest = "other".into());
+    let limit = u64::try_from(RESIGNATION_LIMIT.as_millis()).unwrap();
+    scenario.pass(limit - 1);
+    assert!(!acts(&mut scenario));
+    assert_eq!(scenario.run.progress(WallTime(0)).next_retry_at, None);
+    // A crash may have lost it.
+    scenario.run.recover(None);
+    scenario.unchanged_view();
+    assert!(scenario.effects().contains(&Effect::Resign), "sent again");
+    scenario.pass(limit);
+    assert!(acts(&mut scenario), "the resignation is lost: another attempt");
 }
 
 #[test]

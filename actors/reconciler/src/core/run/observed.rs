@@ -18,11 +18,12 @@ impl Run {
                 *cancelled = Some(Cancelled::Superseded);
                 out.push(Effect::Cancel { number: *number });
             }
-            // Their result is evaluated when it arrives.
+            // Their result is evaluated when it arrives, or the term is about to end.
             Phase::Acting { .. }
             | Phase::Stepping { .. }
             | Phase::Waving { .. }
             | Phase::Recording { .. }
+            | Phase::Resigning { .. }
             | Phase::Ended => {}
             Phase::Retrying { .. } | Phase::Settling { .. } | Phase::Failed { .. } if !superseded && !again => {}
             Phase::Deciding { .. } => {}

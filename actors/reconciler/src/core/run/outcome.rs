@@ -237,32 +237,37 @@ impl Run {
         self.failures.count();
         let view = self.view.clone();
         let definition = view.as_ref().and_then(|view| view.definition.as_ref());
+        if definition.is_some_and(|d| self.failures.in_a_row >= d.resign_after) && self.has_equal() {
+            let why = self.remember(now, &why, out);
+            let (name, n) = (&self.who.reconciler, self.failures.in_a_row);
+            out.push(Effect::Log(LogLine::Warn(format!(
+                "{name} failed {n} times on this node; resigning for another: {why}{}",
+                last_lines(&self.output)
+            ))));
+            self.phase = Phase::Resigning { why, lost_at: None };
+            return;
+        }
         let periodic = self.job.as_ref().is_some_and(|job| job.periodic);
         let pause = match definition.and_then(|d| d.every_ms).filter(|_| periodic) {
             // What was applied once most likely still is; a later retry suffices.
             Some(every) => Duration::from_millis(every),
             None => self.failures.pause(),
         };
-        let enough = definition.is_some_and(|d| self.failures.in_a_row >= d.resign_after);
-        let resigns = enough && self.has_equal();
-        let pause = if resigns { pause.max(RESIGNATION_LIMIT) } else { pause };
         self.retry(now, wall, pause, why, out);
-        if resigns && !std::mem::replace(&mut self.resigning, true) {
-            let (name, n) = (&self.who.reconciler, self.failures.in_a_row);
-            out.push(Effect::Log(LogLine::Warn(format!(
-                "{name} failed {n} times on this node; resigning for another: {}{}",
-                self.failures.last_error.as_deref().unwrap_or_default(),
-                last_lines(&self.output)
-            ))));
-        }
     }
 
     fn retry(&mut self, now: Moment, wall: WallTime, pause: Duration, why: String, out: &mut Out) {
-        let why = in_short(&why, MAX_ERROR_BYTES);
+        let why = self.remember(now, &why, out);
+        self.phase = Phase::Retrying { at: now + pause, wall: wall.plus(pause), why };
+    }
+
+    /// Keeps what went wrong, and returns it in short.
+    fn remember(&mut self, now: Moment, why: &str, out: &mut Out) -> String {
+        let why = in_short(why, MAX_ERROR_BYTES);
         if self.failures.remember(now, &why) {
             out.push(Effect::Log(LogLine::Error(format!("{}: attempt failed: {why}", self.who.reconciler))));
         }
-        self.phase = Phase::Retrying { at: now + pause, wall: wall.plus(pause), why };
+        why
     }
 
     fn given_up(&mut self, now: Moment, why: &str, out: &mut Out) {

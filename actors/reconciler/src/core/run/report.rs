@@ -109,6 +109,9 @@ impl Phase {
                     format!("{why}; retrying automatically, `muster reconciler retry {reconciler}` retries at once");
                 described(P::Running, R::Retrying, &message)
             }
+            Phase::Resigning { why, .. } => {
+                described(P::Running, R::Retrying, &format!("{why}; resigning: another node tries"))
+            }
             Phase::Kept { .. } => described(P::Idle, R::Done, "applied"),
             Phase::Failed { why } => {
                 let message = format!("{why}; `muster reconciler retry {reconciler}` starts it again");
