@@ -130,8 +130,9 @@ impl SessionsShell {
             }
             Effect::Move { node, reason } => self.sessions.move_away(node, reason),
             Effect::CountShare => {
-                let share = share_of(&self.ports.replica.borrow().tables);
-                self.step(cx, Input::Share(share));
+                // Not borrowed while it counts: the next replica could not be published meanwhile.
+                let replica = Arc::clone(&self.ports.replica.borrow());
+                self.step(cx, Input::Share(share_of(&replica.tables)));
             }
             Effect::Digest(digest) => self.send_digest(cx, digest),
             Effect::DuplicateFound(duplicate) => warn_of(&duplicate),

@@ -87,7 +87,7 @@ impl HostedSessions {
         self.passed_on.set(known.revision());
     }
 
-    /// The agent should find a manager that has a leader.
+    /// The agent should use another manager. Lost, or repeated: it stays, or is asked again, and the host counts its sessions anew.
     pub fn move_away(&self, node: NodeId, reason: &str) {
         if let Some(child) = self.children.get(&node) {
             let reason = reason.to_owned();

@@ -35,11 +35,15 @@ impl Bucket {
         Err(Duration::from_secs_f64((self.expected - self.level) / self.rate))
     }
 
-    /// When the next one is admitted.
+    /// When the next one is admitted. Rounded up to the next microsecond: an alarm that fires a fraction too early would find no token,
+    /// and be set for the same time again.
     pub fn ready_at(&mut self, now: Moment) -> Moment {
         self.fill(now);
-        let missing = (1.0 - self.level).max(0.0);
-        now + Duration::from_secs_f64(missing / self.rate)
+        if self.level >= 1.0 {
+            return now;
+        }
+        let missing = Duration::from_secs_f64((1.0 - self.level) / self.rate);
+        now + missing + Duration::from_micros(1)
     }
 
     fn fill(&mut self, now: Moment) {
@@ -63,6 +67,23 @@ mod tests {
         assert!(retry_times.is_sorted());
         assert_eq!(retry_times[0], Duration::from_millis(10));
         assert_eq!(retry_times[49], Duration::from_millis(500));
+    }
+
+    #[test]
+    fn next_one_is_admitted_at_ready_at() {
+        for rate in [0.7, 3.0, 20.0, 500.0, 999.9] {
+            let (mut bucket, mut now) = (Bucket::new(rate, 1.0), Moment(1));
+            for _ in 0..1_000 {
+                assert_eq!(bucket.take(now), Ok(()), "{rate} a second");
+                let first = bucket.ready_at(now);
+                let longest = Duration::from_secs_f64(1.0 / rate) + Duration::from_micros(2);
+                assert!(first > now && first.since(now) <= longest, "{rate} a second: {now:?}, {first:?}");
+                // Asked again in between: what has grown until then is not lost.
+                now = bucket.ready_at(now + first.since(now) / 3);
+                assert!(now.since(first) <= Duration::from_micros(1) && first.since(now) <= Duration::from_micros(1));
+            }
+            assert_eq!(bucket.ready_at(now), now, "the token is there");
+        }
     }
 
     #[test]

@@ -280,8 +280,9 @@ impl Host {
 
     /// SESSION-12.
     fn spread(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        if self.spread.looks(now, self.connected.len(), &self.config) {
-            out.push(Effect::CountShare);
+        if self.spread.is_due(now, self.connected.len(), &self.config) {
+            // Some may be moved once it is counted: not by a former share.
+            return out.push(Effect::CountShare);
         }
         while let Some(node) = self.spread.next(now, &self.connected) {
             out.push(Effect::Move { node, reason: MORE_THAN_ITS_SHARE });
@@ -391,6 +392,29 @@ mod tests {
             now = host.wake_at(now).expect("digests are sent periodically").max(now + Duration::from_millis(1));
         }
         assert_eq!((moved, host.connected()), (200, 100));
+    }
+
+    /// SESSION-12. The process was suspended after it had begun to move some, and the other managers have ended meanwhile.
+    #[test]
+    fn share_is_counted_again_before_sessions_are_moved() {
+        let mut host = host();
+        for n in 0..300 {
+            report(&mut host, at(1), n, 1);
+        }
+        let mut moved = |ms, share| {
+            let (mut out, mut moved) = (vec![], 0);
+            host.step(at(ms), Input::Woke, &mut out);
+            while let Some(effect) = out.pop() {
+                match effect {
+                    Effect::CountShare => host.step(at(ms), Input::Share(share), &mut out),
+                    Effect::Move { .. } => moved += 1,
+                    _ => {}
+                }
+            }
+            moved
+        };
+        assert_eq!([10_000, 40_000, 41_000].map(|ms| moved(ms, 100)), [0, 1, 1]);
+        assert_eq!(moved(90_000, 300), 0);
     }
 
     /// Two managers that started at the same time used to take each other's agents, and to keep them for 5 s in vain.

@@ -2,9 +2,10 @@
 //!
 //! Owns        since when this manager has hosted too many sessions, how many are still to be moved, and when it last began to move some.
 //! Inputs      the sessions here, and the share of each manager.
-//! Invariants  SESSION-12  a manager that has hosted more than its share and a tolerance for `spread_after` moves its surplus, at
-//!                         `spread_per_sec`. It moves some again only after twice as long each time, up to `spread_longest`: agents that
-//!                         cannot reach the other managers come back, and must not be moved back and forth.
+//! Invariants  SESSION-12  a manager that has hosted more than its share and a tolerance for `spread_after` without interruption moves its
+//!                         surplus, at `spread_per_sec`, and stops when the surplus is gone. It moves some again only after twice as long
+//!                         each time, up to `spread_longest`: agents that cannot reach the other managers come back, and must not be
+//!                         moved back and forth.
 //! Agents do not leave a manager that works: without this, one that was restarted would have few sessions, and others nearly all.
 
 use std::collections::BTreeSet;
@@ -26,8 +27,11 @@ pub fn share_of(tables: &Tables) -> usize {
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Spread {
-    /// Counting the share takes time in proportion to the nodes.
-    look_at: Moment,
+    /// When the share is counted next: that takes time in proportion to the nodes.
+    count_at: Moment,
+    /// By the last count.
+    share: usize,
+    /// Since when there have been too many sessions and none were moved.
     over_since: Option<Moment>,
     began_at: Option<Moment>,
     /// How long there must be too many before the next ones are moved.
@@ -35,13 +39,13 @@ pub struct Spread {
     left: usize,
     /// The last one that was moved: the next one follows it, so that it is not the same one each time.
     last: Option<NodeId>,
-    turns: Bucket,
+    rate: Bucket,
 }
 
 impl Spread {
     pub fn new(config: &SessionsConfig, now: Moment) -> Self {
-        let turns = Bucket::new(config.spread_per_sec, 1.0);
-        Self { look_at: now, over_since: None, began_at: None, pause: config.spread_after, left: 0, last: None, turns }
+        let (pause, rate) = (config.spread_after, Bucket::new(config.spread_per_sec, 1.0));
+        Self { count_at: now, share: 0, over_since: None, began_at: None, pause, left: 0, last: None, rate }
     }
 
     /// How many sessions are still to be moved.
@@ -55,24 +59,25 @@ impl Spread {
     }
 
     /// Whether the share is to be counted now.
-    pub fn looks(&mut self, now: Moment, sessions: usize, config: &SessionsConfig) -> bool {
-        let looks = now >= self.look_at && sessions > config.spread_tolerance;
-        if looks {
-            self.look_at = now + config.spread_every;
+    pub fn is_due(&mut self, now: Moment, sessions: usize, config: &SessionsConfig) -> bool {
+        if self.left == 0 && sessions <= config.spread_tolerance {
+            self.not_over(now, config); // whatever the share is
+            return false;
         }
-        looks
+        let is_due = now >= self.count_at;
+        if is_due {
+            self.count_at = now + config.spread_every;
+        }
+        is_due
     }
 
     pub fn counted(&mut self, now: Moment, sessions: usize, share: usize, config: &SessionsConfig) {
+        self.share = share;
         if self.left > 0 {
-            return;
+            return self.recount(sessions);
         }
         if sessions <= share + share / 4 + config.spread_tolerance {
-            self.over_since = None;
-            if self.began_at.is_some_and(|at| now.since(at) >= config.spread_longest) {
-                (self.began_at, self.pause) = (None, config.spread_after);
-            }
-            return;
+            return self.not_over(now, config);
         }
         if now.since(*self.over_since.get_or_insert(now)) < self.pause {
             return;
@@ -84,21 +89,36 @@ impl Spread {
 
     /// The next agent to move now, of those that have a session here.
     pub fn next(&mut self, now: Moment, sessions: &BTreeSet<NodeId>) -> Option<NodeId> {
-        if self.left == 0 || self.turns.take(now).is_err() {
+        self.recount(sessions.len());
+        if self.left == 0 || self.rate.take(now).is_err() {
             return None;
         }
         let after = self.last.and_then(|last| sessions.range((Excluded(last), Unbounded)).next());
-        let next = after.or_else(|| sessions.first()).copied();
-        self.left = if next.is_some() { self.left - 1 } else { 0 };
-        self.last = next.or(self.last);
-        next
+        let next = after.or_else(|| sessions.first()).copied()?;
+        self.left -= 1;
+        self.last = Some(next);
+        Some(next)
     }
 
     pub fn wake_at(&mut self, now: Moment, sessions: usize, config: &SessionsConfig) -> Option<Moment> {
         if self.left > 0 {
-            return Some(self.turns.ready_at(now));
+            return Some(self.rate.ready_at(now));
         }
-        (sessions > config.spread_tolerance).then_some(self.look_at)
+        (sessions > config.spread_tolerance).then_some(self.count_at)
+    }
+
+    /// Since the round began, agents may have left by themselves, and the share may have grown. It only lowers the number: agents that come
+    /// back are moved in the next round.
+    fn recount(&mut self, sessions: usize) {
+        self.left = self.left.min(sessions.saturating_sub(self.share));
+    }
+
+    /// There are not too many sessions now.
+    fn not_over(&mut self, now: Moment, config: &SessionsConfig) {
+        self.over_since = None;
+        if self.began_at.is_some_and(|at| now.since(at) >= config.spread_longest) {
+            (self.began_at, self.pause) = (None, config.spread_after);
+        }
     }
 }
 
@@ -118,12 +138,12 @@ mod tests {
         Moment(secs * 1_000_000)
     }
 
-    /// Looks for as long, at a host that keeps as many sessions as it is sent. Returns how many it moved, and when each round began.
+    /// Runs for this time at a host whose moved agents all come back. Returns when each round began, and how many were to be moved.
     fn rounds(spread: &mut Spread, sessions: usize, share: usize, secs: std::ops::Range<u64>) -> Vec<(u64, usize)> {
         let all: BTreeSet<NodeId> = (0..sessions as u128).map(node).collect();
         let mut rounds = Vec::new();
         for now in secs.map(at) {
-            if spread.looks(now, sessions, &config()) {
+            if spread.is_due(now, sessions, &config()) {
                 let before = spread.left();
                 spread.counted(now, sessions, share, &config());
                 if before == 0 && spread.left() > 0 {
@@ -144,6 +164,42 @@ mod tests {
         assert_eq!(rounds(&mut spread, 1_000, 333, 929..940), [(930, 667)]);
     }
 
+    /// What was counted before an interruption does not count after it, also if the share is not even counted meanwhile.
+    #[test]
+    fn only_time_with_too_many_sessions_counts() {
+        let interruptions: [fn(&mut Spread); 3] = [
+            |spread| assert_eq!(rounds(spread, 400, 333, 25..600), []),
+            |spread| assert_eq!(rounds(spread, 5, 333, 25..600), []),
+            |spread| spread.stop(),
+        ];
+        for interrupt in interruptions {
+            let mut spread = Spread::new(&config(), at(0));
+            assert_eq!(rounds(&mut spread, 1_000, 333, 0..25), []);
+            interrupt(&mut spread);
+            assert_eq!(rounds(&mut spread, 1_000, 333, 600..629), []);
+            assert_eq!(rounds(&mut spread, 1_000, 333, 629..640), [(630, 667)]);
+        }
+    }
+
+    #[test]
+    fn round_ends_when_there_is_no_surplus_any_more() {
+        let begun = || {
+            let mut spread = Spread::new(&config(), at(0));
+            assert_eq!(rounds(&mut spread, 300, 100, 0..33), [(30, 200)]);
+            spread
+        };
+        let mut spread = begun();
+        let few: BTreeSet<NodeId> = (0..102).map(node).collect();
+        let moved = (33..40).filter_map(|secs| spread.next(at(secs), &few)).count();
+        assert_eq!((moved, spread.left()), (2, 0), "most of them have left by themselves");
+
+        let mut spread = begun();
+        spread.counted(at(33), 300, 300, &config());
+        assert_eq!(spread.left(), 0, "the share has grown");
+        spread.counted(at(38), 300, 100, &config());
+        assert_eq!(spread.left(), 0, "the next round begins only after its pause");
+    }
+
     #[test]
     fn sessions_that_return_are_moved_ever_more_rarely() {
         let mut spread = Spread::new(&config(), at(0));
@@ -161,7 +217,7 @@ mod tests {
         let mut all: BTreeSet<NodeId> = (0..300).map(node).collect();
         let mut moved = Vec::new();
         for now in (0..=60).map(at) {
-            if spread.looks(now, all.len(), &config()) {
+            if spread.is_due(now, all.len(), &config()) {
                 spread.counted(now, all.len(), 100, &config());
             }
             let before = moved.len();
@@ -169,7 +225,7 @@ mod tests {
                 all.remove(&next);
                 moved.push(next);
             }
-            assert!(moved.len() - before <= 1, "at most as many as have a turn");
+            assert!(moved.len() - before <= 1, "not faster than the rate");
             assert!(spread.wake_at(now, all.len(), &config()).is_some_and(|at| at > now));
         }
         assert_eq!(spread.left(), 200 - moved.len());
