@@ -206,6 +206,8 @@ pub(crate) enum FailureReason {
     Clock(String),
     /// The gateway refused the connection.
     Rejected(Refusal),
+    /// A question about the roots was refused, by a peer that is not verified yet: most likely it is busy.
+    Busy(ErrorBody),
     /// The cluster decided on the request.
     Decided(ErrorBody),
 }
@@ -216,7 +218,10 @@ impl FailureReason {
         use ErrorCode as C;
         match self {
             // Received before the request, from a peer that may not be verified yet.
-            FailureReason::Broken(_) | FailureReason::Clock(_) | FailureReason::Rejected(_) => false,
+            FailureReason::Broken(_)
+            | FailureReason::Clock(_)
+            | FailureReason::Rejected(_)
+            | FailureReason::Busy(_) => false,
             FailureReason::Decided(error) => matches!(
                 error.code,
                 C::DigestMismatch
@@ -239,7 +244,9 @@ impl FailureReason {
             FailureReason::Rejected(refusal) => {
                 format!("{}: {}", refusal.reason, in_short(&refusal.message, MAX_TEXT_CHARS))
             }
-            FailureReason::Decided(error) => format!("{}: {}", error.code, in_short(&error.message, MAX_TEXT_CHARS)),
+            FailureReason::Busy(error) | FailureReason::Decided(error) => {
+                format!("{}: {}", error.code, in_short(&error.message, MAX_TEXT_CHARS))
+            }
         }
     }
     /// Whether a reader of the line about one learns nothing from a line about the other.
@@ -256,7 +263,7 @@ impl FailureReason {
         let ms = match self {
             FailureReason::Broken(_) | FailureReason::Clock(_) => None,
             FailureReason::Rejected(refusal) => refusal.retry_after_ms,
-            FailureReason::Decided(error) => error.retry_after_ms,
+            FailureReason::Busy(error) | FailureReason::Decided(error) => error.retry_after_ms,
         };
         ms.map(Duration::from_millis)
     }
@@ -264,7 +271,7 @@ impl FailureReason {
         match self {
             FailureReason::Broken(text) | FailureReason::Clock(text) => ErrorBody::new(ErrorCode::Unreachable, text),
             FailureReason::Rejected(refusal) => ErrorBody::new(refusal.reason.code(), refusal.message),
-            FailureReason::Decided(error) => error,
+            FailureReason::Busy(error) | FailureReason::Decided(error) => error,
         }
     }
 }
@@ -467,10 +474,10 @@ impl Tls {
 }
 
 fn unexpected(addr: &str, reply: JoinReply) -> FailureReason {
-    FailureReason::Broken(match reply {
-        JoinReply::Refused(error) => format!("{addr}: {error}"),
-        _ => format!("{addr} answered a different request"),
-    })
+    match reply {
+        JoinReply::Refused(error) => FailureReason::Busy(error),
+        _ => FailureReason::Broken(format!("{addr} answered a different request")),
+    }
 }
 
 /// The trusted ones of these roots, if the token's root vouches for them, directly or over others. Nothing else that was offered

@@ -151,6 +151,19 @@ async fn every_retry_sends_the_same_request_with_capped_pauses() {
     assert!(started.elapsed() <= Duration::from_secs(5) * 100);
 }
 
+/// Whatever it refuses with: it is not verified yet.
+#[tokio::test(start_paused = true)]
+async fn peer_that_refuses_a_question_is_asked_again_when_it_says() {
+    let error = ErrorBody::new(ErrorCode::Blocked, "because").retry_after(Duration::from_secs(4));
+    let why = unexpected("a:1", JoinReply::Refused(error));
+    let busy = Err(AttemptFailure { stage: JoinStage::Digest, why });
+    let started = tokio::time::Instant::now();
+    let run = run_join(vec![("a:1", busy)], acceptance(), &["a:1"]).await;
+    assert!(run.result.is_ok(), "{:?}", run.result);
+    assert_eq!(run.lines[0], "joining through a:1: digest: blocked: because");
+    assert_eq!(started.elapsed(), Duration::from_secs(4));
+}
+
 #[tokio::test]
 async fn malformed_token_is_refused_before_any_dial_or_write() {
     let dir = tempfile::tempdir().unwrap();
