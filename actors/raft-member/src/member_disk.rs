@@ -78,7 +78,7 @@ impl MemberDisk {
         self.thread.snapshot_files()
     }
 
-    /// SEAL-8. What was written gets another key as soon as the keyring has one. `place`: how many members
+    /// SEAL-8. The log and its snapshots are written anew as soon as the keyring has another key. `place`: how many members
     /// rewrite theirs first. Writes wait meanwhile, and would wait for a majority if all members did it at once.
     pub fn follow_keys(&mut self, now: Moment, place: impl FnOnce() -> u32) -> Result<(), LogFault> {
         let Some(key) = self.keys.newest(KeyUse::Raft) else { return Ok(()) };

@@ -291,8 +291,8 @@ impl OpenKeyring {
     }
 
     /// The cluster's unlock key of this version, or none: a new master key under it. SEAL-6: an older version changes nothing, and
-    /// an equal one with another key is a fault. With an unlock key, data gets new keys: the former master key lay in clear, or can be had
-    /// with the former unlock key and an earlier copy of the file.
+    /// an equal one with another key is a fault. With an unlock key, data gets new keys: the former ones lay in clear, or are opened by
+    /// the former unlock key in an earlier copy of the file.
     pub fn protect(&mut self, version: u64, key: Option<&UnlockKey>) -> Result<Protected, KeyringFault> {
         if version < self.version() {
             return Ok(Protected::Stale);

@@ -131,8 +131,8 @@ impl Keys {
 
     /// Seals the keyring with this version of the cluster's unlock key, or opens it (`None`). Repeated: `Unchanged`. Late: `Stale`.
     /// An equal version with another key: `Conflict`.
-    /// An unlock key also makes new data keys: the former ones lay in clear, or can be had with the former unlock key and a copy of the
-    /// file. What they sealed is sealed anew by its owner.
+    /// An unlock key also makes new data keys: the former ones lay in clear, or are opened by the former unlock key in an earlier copy of
+    /// the file. What they sealed is sealed anew by its owner.
     pub fn protect(&self, version: u64, key: Option<&UnlockKey>) -> Result<Protected, KeyringFault> {
         self.change(|keyring| {
             let done = keyring.protect(version, key)?;

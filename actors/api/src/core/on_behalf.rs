@@ -90,14 +90,15 @@ fn held(tables: &Tables, caller: &Principal, lease: &LeaseRef) -> Result<(), Err
     }
     let object = tables.objects.get(&runner_lease(&lease.name));
     let holder = object.and_then(|object| object.lease()?.spec.held_by());
-    let there = holder.and_then(|holder| candidate(tables, &lease.name, holder));
-    match (node, there) {
-        (Some(node), Some(there)) if there.node != Some(node) => {
-            // A runner that was frozen reads this when it wakes up.
-            let (holder, name) = (&there.key.member, &lease.name);
-            Err(ErrorBody::forbidden(format!("{holder}, on another node, holds the lease of {name}'s runner now")))
+    match holder.and_then(|holder| candidate(tables, &lease.name, holder)) {
+        // For the log of the former runner, which was frozen until another candidate had acquired the lease.
+        Some(current) if node.is_some() && current.node != node => {
+            let (holder, name) = (&current.key.member, &lease.name);
+            Err(ErrorBody::forbidden(format!(
+                "{holder}, on another node, holds the lease of {name}'s runner now: only that node may renew or release it"
+            )))
         }
-        // Or its candidate record is gone already: the node still releases the lease, by its own session.
+        // Also if the holder's candidate record is gone: its node still releases the lease, which the store checks by session and token.
         _ => Ok(()),
     }
 }

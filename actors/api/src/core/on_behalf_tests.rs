@@ -76,7 +76,7 @@ fn leases_of_members_and_runners_belong_to_their_node() {
         (release(&key("db", "by-hand", 20).lease()), by_hand),
         (acquire(&runner, "r", 5, 15_000), theirs),
         (acquire(&runner, "other", 5, 15_000), by_hand), // no candidate
-        (acquire(&runner_lease("nobody-stands"), "r", 5, 15_000), by_hand),
+        (acquire(&runner_lease("no-candidates"), "r", 5, 15_000), by_hand),
         (renew(&runner), theirs),
         (release(&runner), theirs),
         (LeaseRequest::Delete { lease: at(&runner) }, by_hand),
@@ -85,6 +85,23 @@ fn leases_of_members_and_runners_belong_to_their_node() {
         (LeaseRequest::Delete { lease: LeaseRef { namespace: "default".into(), name: "l".into() } }, [true; 4]),
     ] {
         assert_eq!(allowed(&request), who, "{request:?}");
+    }
+}
+
+/// The node of the holder and an operator pass.
+#[test]
+fn former_runner_reads_which_candidate_holds_the_lease() {
+    let (runner, session, token) = (at(&runner_lease("schema")), SessionId(10), FencingToken(6));
+    let renew = LeaseRequest::Renew { session, held: vec![(runner.clone(), token)] };
+    let release = LeaseRequest::Release { lease: runner, session, token };
+    for request in [renew, release] {
+        for caller in [node(1), Principal::Operator] {
+            assert!(lease(&world(), &caller, &request).is_ok(), "{caller}: {request:?}");
+        }
+        let refused = lease(&world(), &node(2), &request).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Forbidden);
+        let text = "r, on another node, holds the lease of schema's runner now: only that node may renew or release it";
+        assert_eq!(refused.message, text);
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Child {
     fence: Option<(u64, Fence)>,
     stopped: Vec<oneshot::Sender<()>>,
     /// How many of its next starts fail on request.
-    pub(super) bad_starts: u32,
+    bad_starts: u32,
     /// Start order, for the reverse order of shutdown.
     pub(super) order: u64,
     /// The latest timer: a child has one at a time.
@@ -52,6 +52,11 @@ impl Child {
     pub(super) fn begin(&mut self, run: u64, incarnation: u64, fence: Fence) {
         self.vitals.incarnate(incarnation);
         self.fence = Some((run, fence));
+    }
+
+    /// Replaces the number of an earlier request.
+    pub(super) fn fail_next_starts(&mut self, times: u32) {
+        self.bad_starts = times;
     }
 
     /// Makes the actor of a run, unless this start is to fail on request.

@@ -95,7 +95,7 @@ impl Actor for SupervisorActor {
             SupervisorMsg::Ended { actor, kind, text } => s.ended(actor, kind, text),
             SupervisorMsg::FailToStart { name, times } => {
                 if let Some(child) = s.children.get_mut(&name) {
-                    child.bad_starts = times;
+                    child.fail_next_starts(times);
                 }
                 s.step(Input::Restart { name });
             }

@@ -166,7 +166,7 @@ pub(crate) fn too_old(tables: &Tables, name: &Name, speaks: u32) -> Option<Error
 fn member_state(replica: &Replica, member: &Member, request: &MembershipRequest) -> RequestState {
     let id = member.raft_id;
     // A learner that never acknowledged anything has no data to lose: the reply was lost, not the data.
-    let matched = (replica.raft.progress.iter()).find(|p| p.raft_id == id).map_or(0, |p| p.matched);
+    let matched = replica.raft.progress_of(id).map_or(0, |p| p.matched);
     let untouched = !member.voter && matched == 0;
     if !untouched {
         if let Some(loss) = &request.data_lost {

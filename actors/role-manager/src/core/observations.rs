@@ -87,7 +87,7 @@ fn took_part_at(replica: &Replica, raft_id: RaftId, now: Now) -> Option<Moment> 
     if replica.raft.raft_id == Some(raft_id) {
         return Some(now.at);
     }
-    let progress = replica.raft.progress.iter().find(|p| p.raft_id == raft_id && p.problem.is_none())?;
+    let progress = replica.raft.progress_of(raft_id).filter(|p| p.problem.is_none())?;
     Some(now.at - progress.acked_ago?)
 }
 
@@ -187,8 +187,7 @@ impl Observations {
             answered: false,
             in_snapshot: false,
         });
-        let progress = replica.raft.progress.iter().find(|p| p.raft_id == member.raft_id);
-        if let Some(progress) = progress {
+        if let Some(progress) = replica.raft.progress_of(member.raft_id) {
             learner.matched = progress.matched;
             learner.in_snapshot = progress.in_snapshot;
             if let Some(ago) = progress.acked_ago {

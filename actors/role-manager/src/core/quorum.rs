@@ -96,7 +96,7 @@ impl Electorate {
         let age = now.at.since(seen_at.at);
         let mut voters = BTreeMap::new();
         for member in replica.tables.members.values().filter(|m| m.voter) {
-            let progress = (replica.raft.progress.iter()).find(|p| p.raft_id == member.raft_id);
+            let progress = replica.raft.progress_of(member.raft_id);
             let own = replica.raft.raft_id == Some(member.raft_id);
             // A voter that answers but cannot follow commits nothing.
             let acked = progress.filter(|p| p.problem.is_none()).and_then(|p| p.acked_ago);

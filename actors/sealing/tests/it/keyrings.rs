@@ -230,8 +230,8 @@ proptest! {
     }
 }
 
-/// With the former unlock key and a copy of the file its data keys can be had: another unlock key brings others, for both uses. Also after a
-/// crash while autolock was switched off, which leaves a file with a clear slot.
+/// The former unlock key opens the data keys in an earlier copy of the file: another unlock key brings new ones, for both uses. Also after
+/// a crash while autolock was switched off, which leaves a file with a clear slot.
 #[test]
 fn another_unlock_key_brings_new_data_keys() {
     let dir = folder();
