@@ -54,6 +54,8 @@ impl ProcessId {
 
 /// The field of the time in user mode, in the result of [`stat`]; the next one is the time in the kernel.
 const UTIME: usize = 11;
+/// The field of the number of threads, the first one included.
+const THREADS: usize = 17;
 /// The unit of both. The kernel shows hundredths of a second, whatever its internal unit.
 const TICKS_PER_S: u64 = 100;
 
@@ -63,10 +65,16 @@ fn stat(pid: i32) -> Option<String> {
     stat.get(stat.rfind(')')? + 1..).map(str::to_owned)
 }
 
-/// The start time of a running process, field 22. A zombie counts as ended.
+/// The start time of a running process, field 22.
 fn started(pid: i32) -> Option<u64> {
-    let stat = stat(pid)?;
-    if stat.trim_start().starts_with(['Z', 'X']) { None } else { start_time(&stat) }
+    stat(pid).filter(|stat| !has_ended(stat)).as_deref().and_then(start_time)
+}
+
+/// A zombie counts as ended, once it is the only thread: while others of a killed process are still ending, it holds its files and
+/// locks.
+fn has_ended(stat: &str) -> bool {
+    let threads = stat.split_whitespace().nth(THREADS).and_then(|field| field.parse::<u64>().ok());
+    stat.trim_start().starts_with(['Z', 'X']) && threads.is_none_or(|threads| threads <= 1)
 }
 
 fn start_time(stat: &str) -> Option<u64> {
@@ -97,6 +105,25 @@ pub async fn stop_all(processes: &[ProcessId]) -> usize {
 mod tests {
     use super::*;
     use crate::wait::eventually;
+
+    /// Lines of proc(5) as the kernel writes them while and after a process with eight threads is killed.
+    #[test]
+    fn zombie_whose_threads_are_still_ending_has_not_ended() {
+        let stat = |state, threads| format!(" {state} 1 7 7 0 -1 4228 0 0 0 0 12 3 0 0 20 0 {threads} 0 4711 0 0");
+        for (state, threads, expected) in
+            [("S", 8, false), ("R", 1, false), ("Z", 8, false), ("Z", 1, true), ("X", 0, true)]
+        {
+            assert_eq!(has_ended(&stat(state, threads)), expected, "{state} {threads}");
+        }
+        assert_eq!(start_time(&stat("S", 8)), Some(4711));
+        let (until, other) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || other.recv());
+        let own = super::stat(i32::try_from(std::process::id()).unwrap()).unwrap();
+        drop(until);
+        let _ended = other.join().unwrap();
+        let threads = own.split_whitespace().nth(THREADS).and_then(|field| field.parse::<usize>().ok());
+        assert!(threads.is_some_and(|threads| threads > 1), "{own}");
+    }
 
     #[test]
     fn process_is_identified_by_pid_and_start_time() {
