@@ -22,7 +22,7 @@ use crate::cli::output::{Table, printable};
 const RECONCILERS: &str = "node/reconcilers";
 const RELEASES: &str = "node/releases";
 
-/// The daemon looks twice a second.
+/// The daemon looks twice a second. A daemon that has not looked in this time is waited for as long as for an answer (`--timeout`).
 const TAKE_UP_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -203,23 +203,27 @@ async fn withdraw(ctx: &mut Context, scope: &str) -> Outcome<u8> {
 
 /// Until the daemon has read the directory.
 async fn wait_until(client: &mut Client, mut done: impl FnMut(&Declarations) -> bool) -> Outcome<Declarations> {
-    let limit = Instant::now() + TAKE_UP_TIMEOUT;
+    let began = Instant::now();
+    let longest = client.timeout().max(TAKE_UP_TIMEOUT);
     let mut looks_before = None;
     loop {
         let (known, _) = Declarations::of(client).await?;
         if done(&known) {
             return Ok(known);
         }
-        let before = *looks_before.get_or_insert(known.looks);
-        if Instant::now() >= limit {
+        // An actor that was started again counts anew.
+        let before = known.looks.min(looks_before.unwrap_or(known.looks));
+        looks_before = Some(before);
+        let (lasts, has_looked) = (began.elapsed(), known.looks >= before + 2);
+        if lasts >= longest || lasts >= TAKE_UP_TIMEOUT && has_looked {
             let why = if known.faults.is_empty() { String::new() } else { format!(": {}", known.faults.join("; ")) };
-            let (directory, limit) = (known.directory.display(), TAKE_UP_TIMEOUT.as_secs());
-            let text = match known.looks.abs_diff(before) {
-                0 | 1 => format!(
+            let (directory, limit) = (known.directory.display(), lasts.as_secs());
+            let text = match has_looked {
+                false => format!(
                     "the daemon has not read {directory} again within {limit} s{why}; if `muster actors inspect {RELEASES}` shows the \
                      same number of looks, its file system hangs"
                 ),
-                _ => {
+                true => {
                     format!("the daemon has read {directory}, but has not taken over the change within {limit} s{why}")
                 }
             };
