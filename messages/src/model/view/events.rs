@@ -98,6 +98,31 @@ impl<E> EventsView<E> {
         let Some(mut whole) = whole else { return (page, next) };
         whole.items.append(&mut page.items);
         whole.revision = page.revision;
+        // Some may be dropped between two pages.
+        whole.incomplete_before = whole.incomplete_before.max(page.incomplete_before);
         (whole, next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_dropped_between_two_pages_are_known_of_the_whole() {
+        let page = |revision, more, incomplete_before| EventsView {
+            items: vec![revision],
+            revision: Revision(revision),
+            more,
+            incomplete_before,
+            rest: Map::new(),
+        };
+        let (whole, next) = EventsView::joined(None, page(4, true, None));
+        assert_eq!(next, Some(Revision(4)));
+        let (whole, next) = EventsView::joined(Some(whole), page(9, true, Some(Revision(7))));
+        assert_eq!(next, Some(Revision(9)));
+        let (whole, next) = EventsView::joined(Some(whole), page(12, false, None));
+        assert_eq!(next, None);
+        assert_eq!(whole, EventsView { items: vec![4, 9, 12], ..page(12, false, Some(Revision(7))) });
     }
 }
