@@ -9,10 +9,13 @@ use muster::guard::{Exit, Guarded, Launch, News, Report, Streams};
 use muster_elector::{BootTime, Hold, Timekeeper};
 use muster_local_cluster::temporary_folder;
 
-use crate::harness::{MUSTER, permit};
+use crate::harness::{MUSTER, WAIT_LIMIT, permit};
 
-/// Far above the usual duration.
-const WAIT_LIMIT: Duration = Duration::from_secs(240);
+/// The time limit of a whole walk: each of its lines may wait as long as one wait of any other scenario.
+const WALK_LIMIT: Duration = WAIT_LIMIT.saturating_mul(2);
+
+/// A file of the walk's folder: each command when it begins, so that a line that hangs is known, too.
+const TRACE: &str = "trace";
 
 const MIGRATION: &str = include_str!("../../docs/walks/migration.md");
 const TWO_APPLICATIONS: &str = include_str!("../../docs/walks/two-applications.md");
@@ -34,7 +37,7 @@ fn shell_of(document: &str) -> String {
 fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
     let programs = Path::new(MUSTER).parent().expect("programs are in a folder");
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
-    let there = format!("cd '{}'\n{script}", folder.display());
+    let there = format!("cd '{}'\nexec 9> {TRACE}\nBASH_XTRACEFD=9\nset -x\n{script}", folder.display());
     let launch = Launch {
         program: MUSTER.into(),
         command: ["bash", "-euo", "pipefail", "-c", &there].map(Into::into).to_vec(),
@@ -48,7 +51,7 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
     let exit = runtime.block_on(async {
         let streams = Streams { input, output: written.into(), errors };
         let mut kept = Guarded::start_with_keeper(&launch, streams).expect("a keeper");
-        let end = BootTime.now() + WAIT_LIMIT;
+        let end = BootTime.now() + WALK_LIMIT;
         kept.until(Hold { step_down_at: end, over_at: end + Duration::from_secs(5) }).await;
         let mut exit = None;
         while let Some(news) = kept.next().await {
@@ -66,8 +69,10 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
 #[track_caller]
 fn walk(document: &str, folder: &Path) -> String {
     let (exit, said) = run(&shell_of(document), folder);
+    let trace = std::fs::read_to_string(folder.join(TRACE)).unwrap_or_default();
     // The end first: of a long message, a summary shows the beginning.
-    assert_eq!(exit, Some(Exit::Code(0)), "after {}\n{}\nof all this:\n{said}", last(&said, 4), logs(folder));
+    let (command, line) = (last(&trace, 4), last(&said, 4));
+    assert_eq!(exit, Some(Exit::Code(0)), "at {command}\nafter {line}\n{}\nof all this:\n{said}", logs(folder));
     said
 }
 
