@@ -4,6 +4,7 @@
 pub mod cli;
 pub mod daemon;
 pub mod guard;
+pub mod open_files;
 mod stderr;
 mod unlock_text;
 

@@ -223,13 +223,14 @@ impl Clone for Foreign {}
 
 #[test]
 fn forms_that_the_api_text_cannot_show_are_refused() {
-    for lib in [
-        "mod a { pub struct A; } pub use self::a::A as B;",
-        "mod a { pub mod b { pub struct A; } } pub use self::a::b;",
-        "#[macro_export] macro_rules! m { () => {} }",
+    for (lib, why) in [
+        ("mod a { pub struct A; } pub use self::a::A as B;", "must keep its name"),
+        ("mod a { pub mod b { pub struct A; } } pub use self::a::b;", "a module must be public where it is"),
+        ("#[macro_export] macro_rules! m { () => {} }", "does not show exported macros"),
     ] {
         let folder = crate_of(&[("lib.rs", lib)]);
-        let described = std::panic::catch_unwind(|| described("some-crate", folder.path(), &[]));
-        assert!(described.is_err(), "{lib}");
+        let refused = std::panic::catch_unwind(|| described("some-crate", folder.path(), &[])).expect_err(lib);
+        let text = refused.downcast_ref::<String>().expect("the text of an assertion");
+        assert!(text.contains(why), "{lib}: {text}");
     }
 }

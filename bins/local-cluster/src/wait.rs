@@ -24,15 +24,25 @@ pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Polls until there is a value. The timeout error names `what`; a failure ends the wait at once.
-pub async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
-    let end = Instant::now() + WAIT_LIMIT;
+/// [`until_within`] the [`WAIT_LIMIT`].
+pub async fn until<T>(what: &str, poll: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
+    until_within(what, WAIT_LIMIT, poll).await
+}
+
+/// Polls until there is a value, at least once. The timeout error names `what`; a failure ends the wait at once. A poll is not
+/// interrupted: the limit ends the wait after the poll that exceeds it.
+pub async fn until_within<T>(
+    what: &str,
+    limit: Duration,
+    mut poll: impl AsyncFnMut() -> Outcome<Option<T>>,
+) -> Outcome<T> {
+    let end = tokio::time::Instant::now() + limit;
     loop {
         if let Some(value) = poll().await? {
             return Ok(value);
         }
-        if Instant::now() >= end {
-            return Err(Failure::new(ErrorCode::TimedOut, format!("{what}: timed out after {WAIT_LIMIT:?}")));
+        if tokio::time::Instant::now() >= end {
+            return Err(Failure::new(ErrorCode::TimedOut, format!("{what}: timed out after {limit:?}")));
         }
         pause().await;
     }
@@ -41,4 +51,26 @@ pub async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Outcome<Option<
 /// The pause between two polls of async code.
 pub async fn pause() {
     tokio::time::sleep(POLL_INTERVAL).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_ends_with_value_failure_or_its_own_limit() {
+        let mut polls = 0;
+        let third = until_within("the third poll", WAIT_LIMIT, async || {
+            polls += 1;
+            Ok((polls == 3).then_some(polls))
+        });
+        assert_eq!(third.await, Ok(3));
+        let limit = Duration::from_secs(7);
+        let begun = tokio::time::Instant::now();
+        let late = until_within("a leader", limit, async || Ok(None::<()>)).await.unwrap_err();
+        assert!(late.is(ErrorCode::TimedOut) && late.message == "a leader: timed out after 7s", "{late}");
+        assert!(begun.elapsed() >= limit && begun.elapsed() < limit * 2, "{:?}", begun.elapsed());
+        let failed = until_within("a leader", limit, async || Err::<Option<()>, _>(Failure::internal("refused"))).await;
+        assert_eq!(failed, Err(Failure::internal("refused")));
+    }
 }

@@ -21,6 +21,14 @@ impl Interrupts {
         })
     }
 
+    /// The outcome of this work. A signal ends it early: the work is dropped, and the failure names the signal.
+    pub async fn during<T>(&mut self, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+        tokio::select! {
+            outcome = work => outcome,
+            word = self.next() => Err(Failure::internal(word)),
+        }
+    }
+
     /// Waits for the next signal and names it. Cancelling the wait loses no signal.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::open_files::{open_files_limit, raise_open_files};
 use crate::stderr::say;
 
 /// For a keeper: the umask of its command, in octal, and the soft limit of its open files.
@@ -45,14 +46,12 @@ struct Inherited {
 
 static STARTED_WITH: OnceLock<Inherited> = OnceLock::new();
 
-/// Excludes others from the files of this process, which libraries create too (Raft's log above all), and raises its limit of open files:
-/// every connection is one, and the soft limit of most systems (1,024) is far below what a manager of 10,000 nodes needs. The hard limit is
-/// the administrator's. Commands get the original values back.
+/// Excludes others from the files of this process, which libraries create too (Raft's log above all), and raises its limit of open files.
+/// Commands get the original values back.
 pub fn become_daemon() {
     let umask = rustix::process::umask(Mode::from_raw_mode(0o077));
-    let limit = getrlimit(Resource::Nofile);
-    let _first = STARTED_WITH.set(Inherited { umask, open_files: limit.current });
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+    let _first = STARTED_WITH.set(Inherited { umask, open_files: open_files_limit() });
+    if let Err(error) = raise_open_files() {
         say(format_args!("musterd: cannot raise the limit of open files: {error}"));
     }
 }

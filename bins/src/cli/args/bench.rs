@@ -43,10 +43,25 @@ pub enum BenchCommand {
     Fleet(BenchFleet),
 }
 
+/// The most agents of a fleet: while one of its three managers is down, the other two have all sessions.
+const MAX_AGENTS: u32 = 16_000;
+
+fn parse_agents(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(agents @ 1..=MAX_AGENTS) => Ok(agents),
+        Ok(0) => Err("a fleet has at least one agent".to_owned()),
+        Ok(_) => Err(format!(
+            "the maximum is {MAX_AGENTS}: while one of the three managers is down, the other two accept 8192 sessions each ([gateway] \
+             max_connections)"
+        )),
+        Err(error) => Err(format!("not a number of agents: {error}")),
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct BenchFleet {
     /// Number of agents, each with its own identity and session
-    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = parse_agents)]
     pub agents: u32,
     /// Number of agents that join at once [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -116,6 +131,26 @@ mod tests {
     }
 
     #[test]
+    fn fleet_fits_on_two_managers_and_the_refusal_says_so() {
+        let limit = muster_gateway::GatewayConfig::default().max_identified;
+        assert!(MAX_AGENTS as usize <= 2 * limit);
+        assert_eq!(fleet("--agents 16000").unwrap().agents, 16_000);
+        for (agents, why) in [
+            (
+                "16001",
+                format!(
+                    "the maximum is 16000: while one of the three managers is down, the other two accept {limit} sessions"
+                ),
+            ),
+            ("0", "a fleet has at least one agent".to_owned()),
+            ("many", "not a number of agents".to_owned()),
+        ] {
+            let refused = fleet(&format!("--agents {agents}")).unwrap_err().to_string();
+            assert!(refused.contains(&why), "{refused}");
+        }
+    }
+
+    #[test]
     fn fleet_has_agents_and_bounded_steps() {
         let plain = fleet("").unwrap();
         assert_eq!((plain.agents, plain.changes, plain.joining, plain.reconcilers), (1000, 100, None, false));
@@ -123,7 +158,7 @@ mod tests {
         let given = fleet("--agents 10000 --joining 500 --idle 5s --changes 0 --limit 1m --reconcilers").unwrap();
         assert_eq!((given.agents, given.changes, given.joining), (10_000, 0, Some(500)));
         assert!(given.reconcilers);
-        for wrong in ["--agents 0", "--agents 20001", "--joining 0", "--idle 0s", "--limit 0s", "--clients 4"] {
+        for wrong in ["--agents -1", "--joining 0", "--idle 0s", "--limit 0s", "--clients 4"] {
             assert!(fleet(wrong).is_err(), "{wrong}");
         }
     }

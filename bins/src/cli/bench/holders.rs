@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -15,6 +15,7 @@ use muster_elector::{
 };
 use muster_gateway::Dialer;
 use muster_kernel::{Intensity, Supervisor, Tree};
+use muster_local_cluster::until_within;
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{ErrorCode, FencingToken, LeaseView};
 
@@ -25,6 +26,9 @@ const NAMESPACE: &str = "muster-bench-leases";
 
 /// How long all leases may take to be acquired, and one to be read.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The pause after a refused read, as the managers ask for it: the renewals beside it are what is measured.
+const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 
 /// The record of all guarded works. Cheap to clone.
 #[derive(Clone, Default)]
@@ -179,31 +183,29 @@ impl Holders {
 impl Holders {
     /// Reads a lease from the cluster, concurrently with all renewals.
     async fn read_lease(&self, lease: &LeaseRef) -> Outcome<LeaseView> {
-        let until = Instant::now() + HOLD_TIMEOUT;
-        loop {
+        until_within("reading a lease", HOLD_TIMEOUT, async || {
             let get = LeaseRequest::Get { lease: lease.clone() };
             match self.link.ask(get, HOLD_TIMEOUT).await {
-                Ok(text) => return parse(&text),
-                Err(body) if body.code == ErrorCode::TooManyRequests && Instant::now() < until => {
-                    tokio::time::sleep(Duration::from_millis(200)).await;
+                Ok(text) => parse(&text).map(Some),
+                Err(body) if body.code == ErrorCode::TooManyRequests => {
+                    tokio::time::sleep(REFUSED_PAUSE).await;
+                    Ok(None)
                 }
-                Err(body) => return Err(body.into()),
+                Err(body) => Err(body.into()),
             }
-        }
+        })
+        .await
     }
 }
 
 /// Waits until this many leases are held.
 pub async fn wait_until_held(record: &Record, leases: u32) -> Outcome {
-    let until = Instant::now() + HOLD_TIMEOUT;
-    while record.holding() < leases {
-        if Instant::now() >= until {
-            let (held, lost) = (record.holding(), record.lost());
-            let why = record.why().map(|why| format!(" ({why})")).unwrap_or_default();
-            let text = format!("{held} of {leases} leases are held after {HOLD_TIMEOUT:?}, {lost} were lost{why}");
-            return Err(Failure::new(ErrorCode::TimedOut, text));
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
+    let held =
+        until_within("acquiring the leases", HOLD_TIMEOUT, async || Ok((record.holding() >= leases).then_some(())));
+    held.await.map_err(|mut late| {
+        let (held, lost) = (record.holding(), record.lost());
+        let why = record.why().map(|why| format!(" ({why})")).unwrap_or_default();
+        late.message += &format!("; {held} of {leases} are held, {lost} were lost{why}");
+        late
+    })
 }

@@ -6,35 +6,26 @@
 use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome, parse};
-use muster_local_cluster::{Lifetime, ProcessId, free_address, temporary_folder};
+use muster_local_cluster::ProcessId;
 use muster_messages::Role;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use serde_json::{Value, json};
 
 use super::access::own_identity;
 use super::holders::{Holders, Record, wait_until_held};
-use super::stats::Times;
+use super::stats::{Times, per_second, seconds};
+use super::temporary::on_temporary_cluster;
 use crate::cli::args::BenchLeases;
 use crate::cli::dev::cluster::LocalCluster;
-use crate::cli::dev::state::State;
 use crate::cli::dev::steps::{kill_leader, leader};
 use crate::cli::duration::millis;
 use crate::cli::output::{Out, Table};
-use crate::cli::signals::Interrupts;
 
 pub async fn run(args: &BenchLeases, out: Out) -> Outcome<u8> {
-    let mut interrupts = Interrupts::listen()?;
-    let folder = temporary_folder("bench")?;
-    let state = State::plan(3, 2, free_address)?;
-    let mut cluster = LocalCluster::prepare(folder.path(), state, Lifetime::Tied)?;
-    let outcome = tokio::select! {
-        outcome = measured(&mut cluster, args, out) => outcome,
-        word = interrupts.next() => Err(Failure::internal(word)),
-    };
-    cluster.kill_all().await;
-    let removed = folder.close().map_err(|e| Failure::io("cannot remove the temporary folder", &e));
-    let document = outcome?;
-    removed?;
+    let document = on_temporary_cluster(3, 2, "", async |cluster, interrupts| {
+        interrupts.during(measured(cluster, args, out)).await
+    })
+    .await?;
     out.document(&document.to_string(), String::new, || table(&document));
     Ok(0)
 }
@@ -148,12 +139,11 @@ impl Usage {
                 syncs += now.syncs.saturating_sub(then.syncs);
             }
         }
-        let seconds = took.as_secs_f64().max(1e-9);
         let load = self.load.saturating_sub(before.load);
         Rates {
-            cores: cpu.as_secs_f64() / seconds,
-            load_cores: load.as_secs_f64() / seconds,
-            syncs_per_s: syncs as f64 / seconds,
+            cores: per_second(cpu.as_secs_f64(), took),
+            load_cores: per_second(load.as_secs_f64(), took),
+            syncs_per_s: per_second(syncs as f64, took),
         }
     }
 }
@@ -168,14 +158,11 @@ async fn syncs(cluster: &LocalCluster, name: &str) -> Outcome<u64> {
 }
 
 fn document(renewals: Times, took: Duration, usage: &Rates) -> Value {
-    let seconds = took.as_secs_f64();
     let (count, summary) = (renewals.len(), renewals.summary());
-    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
     json!({
-        "seconds": rounded(seconds), "renewals": count, "per_s": (count as f64 / seconds.max(1e-9)).round(),
+        "seconds": seconds(took), "renewals": count, "per_s": per_second(count as f64, took).round(),
         "p50_ms": summary.p50_ms, "p99_ms": summary.p99_ms, "max_ms": summary.max_ms,
-        "cores": rounded(usage.cores), "load_cores": rounded(usage.load_cores),
-        "syncs_per_s": rounded(usage.syncs_per_s),
+        "cores": usage.cores, "load_cores": usage.load_cores, "syncs_per_s": usage.syncs_per_s,
     })
 }
 

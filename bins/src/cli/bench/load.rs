@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::access::Access;
 use super::native::NativeClient;
 use super::rest::RestClient;
-use super::stats::Times;
+use super::stats::{Times, per_second, seconds};
 use crate::cli::args::{BenchArgs, BenchOp, Global, Via};
 use crate::cli::discover;
 use crate::cli::output::{Out, Table, print};
@@ -24,10 +24,7 @@ pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
     let mut control = discover::client(global).await?;
     let node = some_node(&mut control).await?;
     let access = Access::prepare(&mut control, global).await?;
-    let outcome = tokio::select! {
-        outcome = runs(args, out, &mut control, &access, &node) => outcome,
-        word = interrupts.next() => Err(Failure::internal(word)),
-    };
+    let outcome = interrupts.during(runs(args, out, &mut control, &access, &node)).await;
     access.clean_up(&mut control, &node).await;
     let (documents, exit) = outcome?;
     if out.is_json() {
@@ -145,10 +142,10 @@ impl RunResult {
             Via::Native => "native",
             Via::Rest => "rest",
         };
-        let per_s = self.times.len() as f64 / self.took.as_secs_f64().max(1e-9);
+        let per_s = per_second(self.times.len() as f64, self.took);
         json!({"op": op, "via": via, "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
             "p99_ms": summary.p99_ms, "max_ms": summary.max_ms, "ops": self.times.len(), "errors": self.errors,
-            "seconds": (self.took.as_secs_f64() * 1000.0).round() / 1000.0, "transport": transport,
+            "seconds": seconds(self.took), "transport": transport,
             "leader_changes": leader_changes})
     }
 }

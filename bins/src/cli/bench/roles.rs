@@ -3,18 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use muster_client::{Failure, Outcome};
-use muster_local_cluster::{Lifetime, free_address, temporary_folder};
+use muster_client::Outcome;
 use muster_messages::Role;
 use muster_messages::wire::Request;
 use serde_json::{Value, json};
 
 use super::stats::Times;
+use super::temporary::on_temporary_cluster;
 use crate::cli::dev::cluster::LocalCluster;
-use crate::cli::dev::state::State;
 use crate::cli::dev::steps::{change_role, kill_leader, leader, restart_manager};
 use crate::cli::output::{Out, Table};
-use crate::cli::signals::Interrupts;
 
 /// The steps of a round, in order, with their budgets in milliseconds (design: two cores, loopback, fsync on).
 const STEPS: [(&str, Option<u64>); 7] = [
@@ -28,18 +26,10 @@ const STEPS: [(&str, Option<u64>); 7] = [
 ];
 
 pub async fn run(rounds: u32, out: Out) -> Outcome<u8> {
-    let mut interrupts = Interrupts::listen()?;
-    let folder = temporary_folder("bench")?;
-    let state = State::plan(3, 0, free_address)?;
-    let mut cluster = LocalCluster::prepare(folder.path(), state, Lifetime::Tied)?;
-    let mut times = BTreeMap::new();
-    let outcome = tokio::select! {
-        outcome = all_rounds(&mut cluster, rounds, &mut times, out) => outcome,
-        word = interrupts.next() => Err(Failure::internal(word)),
-    };
-    cluster.kill_all().await;
-    let removed = folder.close().map_err(|e| Failure::io("cannot remove the temporary folder", &e));
-    outcome.and(removed)?;
+    let times = on_temporary_cluster(3, 0, "", async |cluster, interrupts| {
+        interrupts.during(all_rounds(cluster, rounds, out)).await
+    })
+    .await?;
     let steps: Vec<Value> = STEPS.iter().map(|(what, budget)| summed(what, *budget, &times)).collect();
     out.document(&json!({"rounds": rounds, "steps": steps}).to_string(), String::new, || table(&steps));
     Ok(0)
@@ -47,16 +37,17 @@ pub async fn run(rounds: u32, out: Out) -> Outcome<u8> {
 
 type StepTimes = BTreeMap<&'static str, Times>;
 
-async fn all_rounds(cluster: &mut LocalCluster, rounds: u32, times: &mut StepTimes, out: Out) -> Outcome {
+async fn all_rounds(cluster: &mut LocalCluster, rounds: u32, out: Out) -> Outcome<StepTimes> {
+    let mut times = StepTimes::new();
     cluster.up(&mut |_, _| ()).await?;
     for round in 1..=rounds {
-        one_round(cluster, times).await.map_err(|mut failure| {
+        one_round(cluster, &mut times).await.map_err(|mut failure| {
             failure.message = format!("round {round}: {}", failure.message);
             failure
         })?;
         out.say(format!("round {round} of {rounds} done"));
     }
-    Ok(())
+    Ok(times)
 }
 
 /// Three managers before and after: the new node stays, the demoted leader is removed.

@@ -1,4 +1,4 @@
-//! Measured times and their summary.
+//! Measured times and their summary, and numbers as reports have them.
 
 use std::time::Duration;
 
@@ -38,9 +38,24 @@ impl Times {
     }
 }
 
+/// A number with three digits after the point: more would be noise.
+pub fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+/// Seconds, rounded to the millisecond.
+pub fn seconds(time: Duration) -> f64 {
+    rounded(time.as_secs_f64())
+}
+
+/// An amount in each second of this time.
+pub fn per_second(amount: f64, time: Duration) -> f64 {
+    rounded(amount / time.as_secs_f64().max(1e-9))
+}
+
 /// Milliseconds, rounded to the microsecond.
 fn ms(d: Duration) -> f64 {
-    (d.as_secs_f64() * 1_000_000.0).round() / 1000.0
+    rounded(d.as_secs_f64() * 1000.0)
 }
 
 #[cfg(test)]
@@ -59,5 +74,12 @@ mod tests {
         one.add(Duration::from_micros(1500));
         assert_eq!(one.summary().p99_ms, 1.5);
         assert_eq!(Times::default().summary(), Summary::default());
+    }
+
+    #[test]
+    fn numbers_of_reports_have_three_digits() {
+        assert_eq!((rounded(1.23456), seconds(Duration::from_micros(2_000_700))), (1.235, 2.001));
+        assert_eq!(per_second(10.0, Duration::from_secs(3)), 3.333);
+        assert!(per_second(1.0, Duration::ZERO).is_finite(), "no time has passed");
     }
 }

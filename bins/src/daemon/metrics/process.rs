@@ -9,6 +9,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::Number;
+use crate::open_files::open_files_limit;
 
 /// The kernel's figures for this process.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,8 +39,7 @@ pub(super) fn register(registry: &mut Registry) {
         open.set(files.count() as u64);
         registry.register("process_open_fds", "Open file descriptors", open);
     }
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    if let Some(most) = limit.current {
+    if let Some(most) = open_files_limit() {
         let gauge = Number::default();
         gauge.set(most);
         registry.register("process_max_fds", "Limit of open file descriptors", gauge);

@@ -8,7 +8,7 @@ mod table;
 
 use std::time::Duration;
 
-pub use self::run::{HonestLoad, Outcomes, flood, raise_file_limit};
+pub use self::run::{HonestLoad, Outcomes, flood};
 pub use self::table::{Row, header};
 
 /// The kind of attack.

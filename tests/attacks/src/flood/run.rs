@@ -8,7 +8,6 @@ use std::time::Duration;
 use muster_client::{Failure, Outcome};
 use muster_messages::Role;
 use muster_messages::wire::Request;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -24,13 +23,6 @@ use crate::watch::{LogMark, Logged, open_files, rss_kib};
 const MAX_CONCURRENT_DIALS: usize = 256;
 /// Delay between two connections of one attacker: a higher rate would measure the attacker, not the victim.
 const RECONNECT_DELAY: Duration = Duration::from_millis(2);
-
-/// Raises this process's file limit to tens of thousands of connections.
-pub fn raise_file_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    // If it cannot be raised, the floods hold fewer connections, and the table shows how many.
-    let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-}
 
 /// Longer joins are shown with their logs.
 const SLOW_JOIN: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ const MAX_RSS_MB: u64 = 220;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "full tier"]
 async fn flooded_manager_admits_joins_with_bounded_memory_and_log() {
-    flood::raise_file_limit();
+    muster::open_files::raise_open_files().expect("the soft limit may be as high as the hard one");
     let cluster =
         Cluster::with_shipped_timing(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 2, 1).await.expect("a cluster");
     let (victim, _) = cluster.leader("n1").await.expect("a leader");

@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use muster_attacks::cluster::Cluster;
-use muster_attacks::flood;
 use muster_attacks::rush::{self, Door, Row, Rush, Say, Seen};
 
 const MAX_GROWTH_MB: u64 = 64;
@@ -25,7 +24,7 @@ async fn rushes(cluster: &Cluster, victim: &str, rush: Rush) -> Seen {
 }
 
 async fn cluster(managers: usize) -> Cluster {
-    flood::raise_file_limit();
+    muster::open_files::raise_open_files().expect("the soft limit may be as high as the hard one");
     println!("{}", rush::header());
     Cluster::with_shipped_timing(Path::new(env!("CARGO_BIN_EXE_muster-attack")), managers, 0).await.expect("a cluster")
 }

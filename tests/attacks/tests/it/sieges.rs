@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use muster_attacks::cluster::{Cluster, until};
-use muster_attacks::flood;
 use muster_attacks::siege::{Attacker, Machine, Siege, SiegeKind};
 use muster_attacks::watch::rss_kib;
 use muster_messages::wire::Request;
@@ -30,7 +29,7 @@ fn lasts() -> (Duration, Machine) {
 }
 
 async fn cluster() -> Cluster {
-    flood::raise_file_limit();
+    muster::open_files::raise_open_files().expect("the soft limit may be as high as the hard one");
     Cluster::with_shipped_timing(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 3, 3).await.expect("a cluster")
 }
 

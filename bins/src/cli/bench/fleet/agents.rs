@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use muster_agent::{
-    AgentConfig, AgentPorts, AgentSetup, JoinArgs, JoinConfig, JoinProgress, JoinStage, NodeMemory, agent_address,
-    agent_spec, join,
+    AgentConfig, AgentPorts, AgentSetup, JoinArgs, JoinConfig, JoinProgress, NodeMemory, agent_address, agent_spec,
+    join,
 };
 use muster_client::{Failure, Outcome};
 use muster_gateway::Dialer;
@@ -22,6 +22,7 @@ use muster_reconciler::{Link, Managers, Release, Setup, reconcilers_spec};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
+use super::delays::Delays;
 use super::sessions::{Sessions, follow};
 use super::traffic::{CountingDialer, Traffic};
 use crate::cli::bench::stats::Times;
@@ -44,16 +45,19 @@ pub struct Joining {
     pub reconcilers: bool,
 }
 
-/// The agents of this process.
+/// The agents of this process, also those that still join. [`Fleet::shut_down`] ends them.
+#[derive(Default)]
 pub struct Fleet {
     agents: Vec<Agent>,
+    /// The time that joining took comes with each agent.
+    joining: JoinSet<Outcome<(Agent, Duration)>>,
     pub sessions: Arc<Sessions>,
     pub traffic: Arc<Traffic>,
+    pub delays: Arc<Delays>,
 }
 
 struct Agent {
-    /// Dropped, it stops the agent.
-    _root: Supervisor,
+    root: Supervisor,
     ports: AgentPorts,
     tree: Tree,
     name: Name,
@@ -64,45 +68,47 @@ struct Agent {
 pub struct Joined {
     /// Of each agent from its start until its credentials were on disk.
     pub times: Times,
-    /// How many agents reported a failed attempt at least once, by the stage of the first one.
-    pub delayed: BTreeMap<String, (u32, String)>,
     pub took: Duration,
 }
 
 impl Fleet {
     /// Joins all agents and starts them.
-    pub async fn join(plan: &Joining, limit: Duration) -> Outcome<(Self, Joined)> {
-        let mut fleet = Self { agents: Vec::new(), sessions: Arc::default(), traffic: Arc::default() };
+    pub async fn join(&mut self, plan: &Joining, limit: Duration) -> Outcome<Joined> {
         let (begun, mut seen) = (Instant::now(), Joined::default());
         let permits = Arc::new(Semaphore::new(plan.at_once as usize));
-        let mut joining = JoinSet::new();
         for number in 0..plan.agents {
-            let (plan, permits) = (plan.clone(), Arc::clone(&permits));
-            let (sessions, traffic) = (Arc::clone(&fleet.sessions), Arc::clone(&fleet.traffic));
-            joining.spawn(async move {
+            let (plan, permits, delays) = (plan.clone(), Arc::clone(&permits), Arc::clone(&self.delays));
+            let (sessions, traffic) = (Arc::clone(&self.sessions), Arc::clone(&self.traffic));
+            self.joining.spawn(async move {
                 let _permit = permits.acquire_owned().await;
-                one(&plan, number, sessions, traffic).await
+                one(&plan, number, sessions, traffic, &delays).await
             });
         }
         let until = tokio::time::Instant::now() + limit;
         loop {
-            let next = tokio::time::timeout_at(until, joining.join_next()).await;
-            let Ok(next) = next else {
-                let (joined, all) = (fleet.agents.len(), plan.agents);
-                let why = seen.most_frequent_delay().unwrap_or_else(|| "no attempt was reported as failed".to_owned());
+            let Ok(next) = tokio::time::timeout_at(until, self.joining.join_next()).await else {
+                let (joined, all, why) = (self.agents.len(), plan.agents, self.delays.most_frequent());
                 let text = format!("joining: {joined} of {all} agents have joined after {limit:?}; {why}");
                 return Err(Failure::new(ErrorCode::TimedOut, text));
             };
             let Some(one) = next else { break };
-            let (agent, took, delay) = one.map_err(Failure::internal)??;
-            fleet.agents.push(agent);
+            let (agent, took) = one.map_err(Failure::internal)??;
+            self.agents.push(agent);
             seen.times.add(took);
-            if let Some((stage, text)) = delay {
-                seen.delayed.entry(stage).or_insert((0, text)).0 += 1;
-            }
         }
         seen.took = begun.elapsed();
-        Ok((fleet, seen))
+        Ok(seen)
+    }
+
+    /// Ends all agents in order. Afterwards none of them writes into its folder.
+    pub async fn shut_down(&mut self) {
+        self.joining.abort_all();
+        while let Some(ended) = self.joining.join_next().await {
+            // An agent that has joined runs, also if the wait for the others ended first.
+            self.agents.extend(ended.ok().and_then(Result::ok).map(|(agent, _)| agent));
+        }
+        join_all(self.agents.iter().map(|agent| agent.root.shut_down())).await;
+        self.agents.clear();
     }
 
     pub fn len(&self) -> usize {
@@ -126,9 +132,14 @@ impl Fleet {
         format!("; of {name}: connecting to {to}, the last failure was {loss}")
     }
 
-    /// Resolves to the time at which each agent has learned that this is a manager, or no longer is: the view that says so. Late agents
-    /// are missing.
-    pub fn learns(&self, addr: &str, is_manager: bool, limit: Duration) -> impl Future<Output = Vec<Instant>> + use<> {
+    /// Resolves once each agent has learned that this is a manager, or no longer is: to the times of the first view and of the last one
+    /// that say so.
+    pub fn learns(
+        &self,
+        addr: &str,
+        is_manager: bool,
+        limit: Duration,
+    ) -> impl Future<Output = Outcome<(Instant, Instant)>> + use<> {
         let mut waits = JoinSet::new();
         for agent in &self.agents {
             let (mut managers, addr) = (agent.ports.managers(), addr.to_owned());
@@ -137,32 +148,33 @@ impl Fleet {
                 managers.wait_for(known).await.ok().map(|_| Instant::now())
             });
         }
+        let (all, addr) = (self.agents.len(), addr.to_owned());
         async move {
             let (mut times, until) = (Vec::new(), tokio::time::Instant::now() + limit);
             while let Ok(Some(learned)) = tokio::time::timeout_at(until, waits.join_next()).await {
                 times.extend(learned.ok().flatten());
             }
-            times
+            match (times.iter().min(), times.iter().max()) {
+                (Some(first), Some(last)) if times.len() == all => Ok((*first, *last)),
+                _ => {
+                    let (known, change) = (times.len(), if is_manager { "is" } else { "is no longer" });
+                    let text =
+                        format!("only {known} of {all} agents know after {limit:?} that {addr} {change} a manager");
+                    Err(Failure::new(ErrorCode::TimedOut, text))
+                }
+            }
         }
     }
 }
 
-impl Joined {
-    pub fn most_frequent_delay(&self) -> Option<String> {
-        let (stage, (agents, text)) = self.delayed.iter().max_by_key(|(_, (agents, _))| *agents)?;
-        Some(format!("{agents} were delayed at the stage {stage}, the first because of: {text}"))
-    }
-}
-
-type Delay = Option<(String, String)>;
-
-/// One agent: returns it with the time that joining took, and the first failed attempt.
+/// One agent: returns it with the time that joining took.
 async fn one(
     plan: &Joining,
     number: u32,
     sessions: Arc<Sessions>,
     traffic: Arc<Traffic>,
-) -> Outcome<(Agent, Duration, Delay)> {
+    delays: &Delays,
+) -> Outcome<(Agent, Duration)> {
     let begun = Instant::now();
     let name = Name::sanitized(&format!("agent-{number}"));
     let memory = NodeMemory::new(open(&plan.folder.join(name.as_str()))?);
@@ -176,12 +188,9 @@ async fn one(
         labels: BTreeMap::new(),
         rekey: None,
     };
-    let delay = std::sync::Mutex::new(None);
+    let recorded = Mutex::new(false);
     let progress = |progress: &JoinProgress| {
-        if progress.stage != JoinStage::Joined {
-            let mut first = delay.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            first.get_or_insert_with(|| (progress.stage.to_string(), progress.text.clone()));
-        }
+        delays.report(&mut recorded.lock().unwrap_or_else(PoisonError::into_inner), progress);
     };
     let joined = join(&memory, args, &JoinConfig::default(), progress).await;
     let joined = joined.map_err(|error| {
@@ -205,9 +214,7 @@ async fn one(
         labels: BTreeMap::new(),
         seeds: plan.seeds.clone(),
     });
-    let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.map_err(Failure::internal)?;
-    root.children().start(agent_spec(agent_address(), ports.clone()));
+    let mut specs = vec![agent_spec(agent_address(), ports.clone())];
     if plan.reconcilers {
         // At another manager than most: a worker's own requests go to any.
         let mut managers = plan.seeds.clone();
@@ -216,11 +223,14 @@ async fn one(
         let setup = Setup::new(Arc::new(Link::new(Managers::new(dialer, managers))), me.to_string(), release);
         let (spec, _) = reconcilers_spec(Setup { node: Some(me), objects: true, ..setup })
             .map_err(|error| Failure::internal(format!("cannot wait for reconcilers: {error}")))?;
-        root.children().start(spec);
+        specs.push(spec);
     }
+    let tree = Tree::new();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.map_err(Failure::internal)?;
+    // From here on nothing fails or waits: an agent that has started is always returned, so that its end can be waited for.
+    specs.into_iter().for_each(|spec| root.children().start(spec));
     tokio::spawn(follow(ports.session(), sessions));
-    let delay = delay.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Ok((Agent { _root: root, ports, tree, name }, took, delay))
+    Ok((Agent { root, ports, tree, name }, took))
 }
 
 fn open(folder: &Path) -> Outcome<IdentityStore> {
@@ -231,4 +241,23 @@ fn open(folder: &Path) -> Outcome<IdentityStore> {
 fn only_an_agent(_: ActorsAsk) -> BoxFuture<'static, Result<muster_agent::Inspected, ErrorBody>> {
     async { Err(ErrorBody::new(ErrorCode::NotFound, "this node is an agent of a benchmark and has no other actors")) }
         .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn ended_fleet_has_no_agent_that_still_joins() {
+        let mut fleet = Fleet::default();
+        let folder = Arc::new(());
+        let used = Arc::clone(&folder);
+        fleet.joining.spawn(async move {
+            let _used = used;
+            std::future::pending().await
+        });
+        let ended = tokio::time::timeout(Duration::from_secs(60), fleet.shut_down()).await;
+        assert!(ended.is_ok(), "it does not wait until agents have joined");
+        assert_eq!(Arc::strong_count(&folder), 1, "a join that continues would write into the folder");
+    }
 }

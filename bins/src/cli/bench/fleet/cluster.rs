@@ -1,10 +1,11 @@
 //! The managers of the fleet, and one worker whose role changes. Most of what is asked of them costs the same
 //! however many nodes there are: the requests must not become what is measured.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome, parse};
-use muster_local_cluster::{ProcessId, pause};
+use muster_local_cluster::{ProcessId, until_within};
 use muster_messages::wire::Request;
 use muster_messages::{
     ErrorCode, EventView, EventsView, Liveness, Membership, NodeId, NodeView, RaftStatusView, Revision, Role,
@@ -77,14 +78,14 @@ impl<'a> Managers<'a> {
     }
 
     pub async fn leader(&self) -> Outcome<Daemon> {
-        self.until("a manager that leads", async || {
+        until_within("a leader", self.limit, async || {
             let raft: RaftStatusView = asked(self.cluster, Request::RaftStatus { fresh: true }).await?;
             Ok(self.managers.iter().find(|manager| Some(manager.node) == raft.leader).cloned())
         })
         .await
     }
 
-    /// A manager that does not lead, or is another one than this.
+    /// Another manager than this one.
     pub fn other_than(&self, daemon: &Daemon) -> Daemon {
         let other = self.managers.iter().find(|manager| manager.node != daemon.node);
         other.expect("there are three managers").clone()
@@ -107,7 +108,7 @@ impl<'a> Managers<'a> {
     /// Waits until so many nodes are shown ready.
     pub async fn nodes_are_ready(&self, nodes: usize) -> Outcome {
         let mut ready = 0;
-        let waited = self.until("the nodes are shown ready", async || {
+        let waited = until_within("nodes shown ready", self.limit, async || {
             ready = self.status().await?.nodes.ready;
             if ready < nodes {
                 tokio::time::sleep(STATUS_INTERVAL).await;
@@ -115,11 +116,9 @@ impl<'a> Managers<'a> {
             Ok((ready >= nodes).then_some(()))
         });
         let waited = waited.await;
-        waited.map_err(|failure| {
-            if !failure.is(ErrorCode::TimedOut) {
-                return failure;
-            }
-            late(&format!("only {ready} of {nodes} nodes are shown ready"), self.limit)
+        waited.map_err(|mut failure| {
+            failure.message += &format!("; {ready} of {nodes} nodes are ready");
+            failure
         })
     }
 
@@ -129,7 +128,7 @@ impl<'a> Managers<'a> {
     }
 
     /// Sends KILL; does not wait.
-    pub fn strike(&mut self, daemon: &Daemon) -> Outcome {
+    pub fn send_kill(&mut self, daemon: &Daemon) -> Outcome {
         self.cluster.signal(&daemon.name, Signal::KILL)
     }
 
@@ -137,17 +136,17 @@ impl<'a> Managers<'a> {
     pub async fn writes_through(&self, daemon: &Daemon) -> Outcome<Duration> {
         let begun = Instant::now();
         let what = format!("a write through {}", daemon.name);
-        self.until(&what, async || Ok(write(self.cluster, &daemon.name, "fleet").await.ok())).await?;
+        until_within(&what, self.limit, async || Ok(write(self.cluster, &daemon.name, "fleet").await.ok())).await?;
         Ok(begun.elapsed())
     }
 
-    /// Starts a manager that was struck or stopped, and waits until it votes and is reachable.
+    /// Starts a manager that was killed or stopped, and waits until it votes and is reachable.
     pub async fn restart(&mut self, daemon: &Daemon) -> Outcome {
         self.cluster.kill(&daemon.name).await?; // waits for its end
         let started = tokio::time::timeout(self.limit, self.cluster.restart(&daemon.name)).await;
         started.unwrap_or_else(|_| Err(late(&format!("{} is not ready", daemon.name), self.limit)))?;
         let inspect = Request::NodeInspect { node: daemon.node.to_string(), fresh: true };
-        self.until(&format!("{} votes again", daemon.name), async || {
+        until_within(&format!("{} votes again", daemon.name), self.limit, async || {
             let node: NodeView = asked(self.cluster, inspect.clone()).await?;
             let votes = node.membership == Membership::Voter && node.state == Liveness::Ready;
             Ok((votes && node.manager.is_some_and(|manager| manager.reachable)).then_some(()))
@@ -170,33 +169,22 @@ impl<'a> Managers<'a> {
         Ok(raft.applied)
     }
 
-    /// How many nodes of the fleet were shown down since this revision.
-    pub async fn shown_down(&self, since: Revision) -> Outcome<usize> {
+    /// How many nodes of the fleet were shown down since this revision. `None`: the leader no longer has all events since then.
+    pub async fn shown_down(&self, since: Revision) -> Outcome<Option<usize>> {
         let via = self.leader().await?;
         let seen = self.cluster.client(&via.name).events(since).await?;
         let seen: EventsView<EventView> =
             serde_json::to_value(&seen).and_then(serde_json::from_value).map_err(Failure::internal)?;
         let daemons: Vec<NodeId> = self.managers.iter().chain([&self.worker]).map(|daemon| daemon.node).collect();
-        let down = |event: &&EventView| {
-            event.kind == "liveness"
-                && event.after.as_deref() == Some("down")
-                && event.node.is_some_and(|node| !daemons.contains(&node))
-        };
-        Ok(seen.items.iter().filter(down).count())
+        Ok(nodes_down(&seen, &daemons))
     }
+}
 
-    async fn until<T>(&self, what: &str, mut poll: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
-        let end = Instant::now() + self.limit;
-        loop {
-            if let Some(value) = poll().await? {
-                return Ok(value);
-            }
-            if Instant::now() >= end {
-                return Err(late(&format!("{what}: not yet"), self.limit));
-            }
-            pause().await;
-        }
-    }
+/// How many nodes beside the daemons were shown down. `None`: events are missing, and one of them may have shown another node down.
+fn nodes_down(seen: &EventsView<EventView>, daemons: &[NodeId]) -> Option<usize> {
+    let down = seen.items.iter().filter(|event| event.kind == "liveness" && event.after.as_deref() == Some("down"));
+    let nodes: BTreeSet<NodeId> = down.filter_map(|event| event.node).filter(|node| !daemons.contains(node)).collect();
+    seen.incomplete_before.is_none().then_some(nodes.len())
 }
 
 fn late(what: &str, limit: Duration) -> Failure {
@@ -205,4 +193,38 @@ fn late(what: &str, limit: Duration) -> Failure {
 
 async fn asked<T: DeserializeOwned>(cluster: &LocalCluster, request: Request) -> Outcome<T> {
     parse(&cluster.ask(request).await?.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{Principal, PrincipalView, WallTime};
+
+    use super::*;
+
+    #[test]
+    fn nodes_shown_down_are_unknown_if_events_are_missing() {
+        let (daemon, agent) = (NodeId::from_entropy(1 << 64), NodeId::from_entropy(2 << 64));
+        let event = |kind: &str, node, after: &str| EventView {
+            revision: Revision(8),
+            at: WallTime::from_unix_secs(0),
+            kind: kind.to_owned(),
+            node: Some(node),
+            by: PrincipalView::from(&Principal::Cluster),
+            reason: String::new(),
+            before: None,
+            after: Some(after.to_owned()),
+        };
+        let items = vec![
+            event("liveness", daemon, "down"),
+            event("liveness", agent, "down"),
+            event("liveness", agent, "ready"),
+            event("liveness", agent, "down"),
+            event("role", agent, "down"),
+        ];
+        let rest = serde_json::Map::new();
+        let mut seen = EventsView { items, revision: Revision(9), more: false, incomplete_before: None, rest };
+        assert_eq!(nodes_down(&seen, &[daemon]), Some(1));
+        seen.incomplete_before = Some(Revision(7));
+        assert_eq!(nodes_down(&seen, &[daemon]), None);
+    }
 }

@@ -1,18 +1,8 @@
 //! The benchmark's numbers as people read them.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
 use crate::cli::output::Table;
-
-pub fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
-}
-
-pub fn seconds(time: Duration) -> f64 {
-    rounded(time.as_secs_f64())
-}
 
 pub fn mb(bytes: u64) -> f64 {
     (bytes as f64 / 1e5).round() / 10.0
@@ -64,10 +54,11 @@ pub fn table(document: &Value) -> String {
             ),
         ]);
     }
-    for (step, lost) in [("kill a manager", &document["kill_manager"]), ("kill the leader", &document["kill_leader"])] {
+    let kills = [("kill a manager", &document["kill_manager"]), ("kill the leader", &document["kill_leader"])];
+    for (step, killed) in kills {
         table.row([
-            format!("{step}, {}", word(&lost["node"])),
-            format!("{}; writes back after {} ms", moved(lost), lost["writes_back_ms"]),
+            format!("{step}, {}", word(&killed["node"])),
+            format!("{}; writes back after {} ms", moved(killed), killed["writes_back_ms"]),
         ]);
     }
     for stopped in items(&document["rolling_restart"]) {
@@ -88,15 +79,25 @@ pub fn table(document: &Value) -> String {
     let after: Vec<String> =
         after.map(|manager| format!("{} {} MB", word(&manager["node"]), manager["rss_mb"])).collect();
     table.row(["managers at the end".to_owned(), after.join(", ")]);
-    table.row(["nodes ever shown down".to_owned(), document["shown_down"].to_string()]);
+    table.row(["nodes ever shown down".to_owned(), known(&document["shown_down"])]);
     table.render()
 }
 
-fn moved(lost: &Value) -> String {
+fn moved(step: &Value) -> String {
     format!(
-        "{} of {} sessions moved, all back after {} ms (a gap {} ms p50, {} ms at most), {} shown down",
-        lost["lost"], lost["sessions"], lost["all_ms"], lost["gap_p50_ms"], lost["gap_max_ms"], lost["shown_down"],
+        "{} sessions, all back after {} ms; {} gaps ({} ms p50, {} ms at most), {} shown down",
+        step["sessions"],
+        step["all_ms"],
+        step["gaps"],
+        step["gap_p50_ms"],
+        step["gap_max_ms"],
+        known(&step["shown_down"]),
     )
+}
+
+/// A number, if it is known: see `Managers::shown_down`.
+fn known(value: &Value) -> String {
+    if value.is_null() { "unknown".to_owned() } else { value.to_string() }
 }
 
 fn items(value: &Value) -> impl Iterator<Item = &Value> {
@@ -105,4 +106,20 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
 
 fn word(value: &Value) -> &str {
     value.as_str().unwrap_or("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn unknown_number_of_nodes_is_not_shown_as_zero() {
+        let step =
+            json!({"sessions": 5, "all_ms": 200, "gaps": 4, "gap_p50_ms": 1.5, "gap_max_ms": 9.0, "shown_down": null});
+        let expected = "5 sessions, all back after 200 ms; 4 gaps (1.5 ms p50, 9.0 ms at most), unknown shown down";
+        assert_eq!(moved(&step), expected);
+        assert_eq!((known(&json!(0)), known(&Value::Null)), ("0".to_owned(), "unknown".to_owned()));
+    }
 }

@@ -46,14 +46,18 @@ impl Sessions {
         std::mem::take(&mut *self.gaps.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits until all of so many agents have a session, and none with the manager `lost`. The error is the number that have not.
+    /// Waits until all of so many agents have a session, and none has one with the manager `lost`. The error is the number of the others.
     pub async fn wait(&self, agents: usize, lost: Option<NodeId>, limit: Duration) -> Result<(), usize> {
         let mut open = self.open.subscribe();
         let waited = tokio::time::timeout(limit, open.wait_for(|open| open.missing(agents, lost) == 0)).await;
         waited.map(drop).map_err(|_| self.open.borrow().missing(agents, lost))
     }
 
-    fn moved(&self, from: Option<NodeId>, to: Option<NodeId>) {
+    /// A gap that ends is recorded before the session that ends it: it is there when [`Sessions::wait`] returns.
+    fn moved(&self, from: Option<NodeId>, to: Option<NodeId>, gap: Option<Duration>) {
+        if let Some(gap) = gap {
+            self.gaps.lock().unwrap_or_else(PoisonError::into_inner).add(gap);
+        }
         self.open.send_modify(|open| {
             if let Some(count) = from.and_then(|from| open.0.get_mut(&from)) {
                 *count -= 1;
@@ -63,10 +67,6 @@ impl Sessions {
             }
         });
     }
-
-    fn gap(&self, gap: Duration) {
-        self.gaps.lock().unwrap_or_else(PoisonError::into_inner).add(gap);
-    }
 }
 
 /// Keeps the record of one agent. Ends with it.
@@ -75,16 +75,12 @@ pub async fn follow(mut session: watch::Receiver<Option<SessionStatus>>, session
     loop {
         let now = session.borrow_and_update().as_ref().map(|session| session.host);
         if now != host {
-            sessions.moved(host, now);
-            match now {
-                None => lost = Some(Instant::now()),
-                // The first session of an agent ends no gap. One that was replaced before anyone looked ends none that could be measured.
-                Some(_) => {
-                    if let Some(lost) = lost.take() {
-                        sessions.gap(Instant::elapsed(&lost));
-                    }
-                }
+            // The first session of an agent ends no gap. One that is replaced before this is polled leaves none that could be measured.
+            let gap = now.and_then(|_| lost.take()).map(|lost: Instant| lost.elapsed());
+            if now.is_none() {
+                lost = Some(Instant::now());
             }
+            sessions.moved(host, now, gap);
             host = now;
         }
         if session.changed().await.is_err() {

@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use muster_client::{Failure, Outcome};
+use muster_client::Outcome;
 use muster_local_cluster::answers;
+use muster_messages::Role;
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, Role};
 use serde_json::{Value, json};
 
 use super::agents::{Fleet, Joined, Joining};
 use super::cluster::{Daemon, Managers, Usage};
 use super::report;
 use crate::cli::args::BenchFleet;
-use crate::cli::bench::stats::Times;
+use crate::cli::bench::stats::{Times, per_second, rounded, seconds};
 use crate::cli::dev::cluster::LocalCluster;
 use crate::cli::duration::{format_duration, millis};
 use crate::cli::output::Out;
@@ -21,15 +21,22 @@ use crate::cli::output::Out;
 /// The managers and their agents.
 struct Bench<'a> {
     managers: Managers<'a>,
-    fleet: Fleet,
+    fleet: &'a Fleet,
     args: &'a BenchFleet,
     out: Out,
 }
 
-pub async fn measured(cluster: &mut LocalCluster, folder: &Path, args: &BenchFleet, out: Out) -> Outcome<Value> {
+/// All steps, with a fleet that has no agents yet. They keep their files in this folder.
+pub async fn measured(
+    cluster: &mut LocalCluster,
+    fleet: &mut Fleet,
+    folder: &Path,
+    args: &BenchFleet,
+    out: Out,
+) -> Outcome<Value> {
     let managers = Managers::up(cluster, args.limit).await?;
     out.say("three managers and a worker are ready");
-    let (fleet, join) = join(&managers, folder, args, out).await?;
+    let join = join(&managers, fleet, folder, args, out).await?;
     let mut bench = Bench { managers, fleet, args, out };
     let began = bench.managers.revision().await?;
     let idle = bench.idle().await?;
@@ -55,7 +62,13 @@ pub async fn measured(cluster: &mut LocalCluster, folder: &Path, args: &BenchFle
     }))
 }
 
-async fn join(managers: &Managers<'_>, folder: &Path, args: &BenchFleet, out: Out) -> Outcome<(Fleet, Value)> {
+async fn join(
+    managers: &Managers<'_>,
+    fleet: &mut Fleet,
+    folder: &Path,
+    args: &BenchFleet,
+    out: Out,
+) -> Outcome<Value> {
     let ttl_ms = Some(millis(args.limit + Duration::from_secs(60)));
     let request = Request::TokenCreate { role: Role::Worker, ttl_ms, uses: None };
     let token = answers::token(&managers.cluster.ask(request).await?)?;
@@ -69,9 +82,8 @@ async fn join(managers: &Managers<'_>, folder: &Path, args: &BenchFleet, out: Ou
     };
     let (begun, before) = (Instant::now(), Usage::own()?);
     let busy = managers.usages()?;
-    let (fleet, joined) = Fleet::join(&plan, args.limit).await?;
-    out.say(format!("{} agents have joined after {}", fleet.len(), format_duration(joined.took)));
-    let Joined { times, delayed, took } = joined;
+    let Joined { times, took } = fleet.join(&plan, args.limit).await?;
+    out.say(format!("{} agents have joined after {}", fleet.len(), format_duration(took)));
     fleet.all_in_session("after joining", None, args.limit).await?;
     let in_session = begun.elapsed();
     managers.nodes_are_ready(fleet.len() + managers.managers.len() + 1).await?;
@@ -79,21 +91,20 @@ async fn join(managers: &Managers<'_>, folder: &Path, args: &BenchFleet, out: Ou
     let (own, used) = (Usage::own()?, managers.usages()?);
     out.say(format!("all are in session after {}", format_duration(in_session)));
     let _first_sessions = fleet.sessions.take_gaps();
-    let delays =
-        delayed.iter().map(|(stage, (agents, first))| json!({"stage": stage, "agents": agents, "first": first}));
-    let cpu = busy.iter().zip(&used).map(|((name, before), (_, after))| {
-        json!({"node": name, "cpu_s": report::rounded((after.cpu - before.cpu).as_secs_f64())})
-    });
+    let delayed = fleet.delays.by_stage().into_iter();
+    let delays = delayed.map(|(stage, by)| json!({"stage": stage, "agents": by.agents, "first": by.first}));
+    let cpu = busy
+        .iter()
+        .zip(&used)
+        .map(|((name, before), (_, after))| json!({"node": name, "cpu_s": seconds(after.cpu - before.cpu)}));
     let summary = times.summary();
-    let document = json!({
-        "seconds": report::seconds(took), "in_session_seconds": report::seconds(in_session),
-        "ready_seconds": report::seconds(ready),
+    Ok(json!({
+        "seconds": seconds(took), "in_session_seconds": seconds(in_session), "ready_seconds": seconds(ready),
         "p50_ms": summary.p50_ms, "p99_ms": summary.p99_ms, "max_ms": summary.max_ms,
         "delayed": delays.collect::<Vec<_>>(), "managers": cpu.collect::<Vec<_>>(),
-        "agents_cpu_s": report::rounded((own.cpu - before.cpu).as_secs_f64()),
+        "agents_cpu_s": seconds(own.cpu - before.cpu),
         "memory_per_agent_kb": report::kb(own.memory.saturating_sub(before.memory) / u64::from(args.agents)),
-    });
-    Ok((fleet, document))
+    }))
 }
 
 impl Bench<'_> {
@@ -107,10 +118,10 @@ impl Bench<'_> {
         let (before, own, traffic) = (self.usages()?, Usage::own()?, self.fleet.traffic.amount());
         let begun = Instant::now();
         tokio::time::sleep(self.args.idle).await;
-        let took = begun.elapsed().as_secs_f64().max(1e-9);
+        let took = begun.elapsed();
         let (after, own_after) = (self.usages()?, Usage::own()?);
         let traffic = self.fleet.traffic.amount().since(traffic);
-        let cores = |before: Usage, after: Usage| report::rounded((after.cpu - before.cpu).as_secs_f64() / took);
+        let cores = |before: Usage, after: Usage| per_second((after.cpu - before.cpu).as_secs_f64(), took);
         let managers = before.iter().zip(&after).zip(&self.managers.managers);
         let managers = managers.map(|(((name, before), (_, after)), daemon)| {
             json!({
@@ -118,9 +129,9 @@ impl Bench<'_> {
                 "cores": cores(*before, *after), "rss_mb": report::mb(after.memory),
             })
         });
-        let each = |amount: u64| report::rounded(amount as f64 / took / f64::from(self.args.agents));
+        let each = |amount: u64| per_second(amount as f64 / f64::from(self.args.agents), took);
         let document = json!({
-            "seconds": report::rounded(took), "managers": managers.collect::<Vec<_>>(),
+            "seconds": seconds(took), "managers": managers.collect::<Vec<_>>(),
             "bytes_per_agent_per_s": each(traffic.bytes), "messages_per_agent_per_s": each(traffic.frames),
             "agents_cores": cores(own, own_after), "agents_rss_mb": report::mb(own_after.memory),
         });
@@ -134,20 +145,12 @@ impl Bench<'_> {
         for (change, role) in [("promotion", Role::Manager), ("demotion", Role::Worker)] {
             let learns = self.fleet.learns(&self.managers.worker.addr, role == Role::Manager, self.args.limit);
             let (begun, traffic) = (Instant::now(), self.fleet.traffic.amount());
-            let (settled, mut learned) = tokio::join!(self.managers.change_role(role), learns);
-            let settled = settled?;
-            learned.sort_unstable();
-            let all = self.fleet.len();
-            let (Some(first), Some(last)) = (learned.first(), learned.get(all - 1)) else {
-                let (known, limit) = (learned.len(), self.args.limit);
-                let text = format!("{change}: only {known} of {all} agents know the managers after {limit:?}");
-                return Err(Failure::new(ErrorCode::TimedOut, text));
-            };
+            let (settled, (first, last)) = tokio::try_join!(self.managers.change_role(role), learns)?;
             let bytes = self.fleet.traffic.amount().since(traffic).bytes;
             changes.push(json!({
-                "change": change, "settled_ms": millis(settled), "first_ms": millis(*first - begun),
-                "all_ms": millis(*last - begun), "first_to_all_ms": millis(*last - *first),
-                "bytes_per_agent": report::rounded(bytes as f64 / all as f64),
+                "change": change, "settled_ms": millis(settled), "first_ms": millis(first - begun),
+                "all_ms": millis(last - begun), "first_to_all_ms": millis(last - first),
+                "bytes_per_agent": rounded(bytes as f64 / self.fleet.len() as f64),
             }));
         }
         self.out.say("each agent knows the changed managers");
@@ -161,10 +164,9 @@ impl Bench<'_> {
         let _before = self.fleet.sessions.take_gaps();
         let via = self.managers.other_than(manager);
         let begun = Instant::now();
-        self.managers.strike(manager)?;
-        let (written, returned) =
-            tokio::join!(self.managers.writes_through(&via), self.returned(&what, manager, begun));
-        let (writes_back, all) = (written?, returned?);
+        self.managers.send_kill(manager)?;
+        let returned = returned(self.fleet, &what, manager, begun, self.args.limit);
+        let (writes_back, all) = tokio::try_join!(self.managers.writes_through(&via), returned)?;
         self.managers.restart(manager).await?;
         self.out.say(format!("{what}: its {sessions} agents had a session again after {}", format_duration(all)));
         let mut document = self.gaps(manager, sessions, all);
@@ -179,14 +181,8 @@ impl Bench<'_> {
         let (since, sessions) = (self.managers.revision().await?, self.fleet.sessions.at(manager.node));
         let _before = self.fleet.sessions.take_gaps();
         let begun = Instant::now();
-        let Self { managers, fleet, args, .. } = self;
-        let returned = async || -> Outcome<Duration> {
-            fleet.all_in_session(&what, Some(manager.node), args.limit).await?;
-            Ok(begun.elapsed())
-        };
-        let (stopped, all) = tokio::join!(managers.stop(manager), returned());
-        stopped?;
-        let all = all?;
+        let returned = returned(self.fleet, &what, manager, begun, self.args.limit);
+        let ((), all) = tokio::try_join!(self.managers.stop(manager), returned)?;
         self.managers.restart(manager).await?;
         let took = begun.elapsed();
         self.out.say(format!("{what}: its {sessions} agents had a session again after {}", format_duration(all)));
@@ -196,16 +192,11 @@ impl Bench<'_> {
         Ok(document)
     }
 
-    async fn returned(&self, what: &str, manager: &Daemon, begun: Instant) -> Outcome<Duration> {
-        self.fleet.all_in_session(what, Some(manager.node), self.args.limit).await?;
-        Ok(begun.elapsed())
-    }
-
     fn gaps(&self, manager: &Daemon, sessions: usize, all: Duration) -> Value {
         let gaps = self.fleet.sessions.take_gaps();
-        let (lost, summary) = (gaps.len(), gaps.summary());
+        let (count, summary) = (gaps.len(), gaps.summary());
         json!({
-            "node": manager.name, "sessions": sessions, "all_ms": millis(all), "lost": lost,
+            "node": manager.name, "sessions": sessions, "all_ms": millis(all), "gaps": count,
             "gap_p50_ms": summary.p50_ms, "gap_p99_ms": summary.p99_ms, "gap_max_ms": summary.max_ms,
         })
     }
@@ -226,12 +217,18 @@ impl Bench<'_> {
         let bytes = self.fleet.traffic.amount().since(traffic).bytes;
         let (count, summary) = (times.len(), times.summary());
         let cpu: Duration = before.iter().zip(&after).map(|((_, before), (_, after))| after.cpu - before.cpu).sum();
-        let each = |value: f64| report::rounded(value / f64::from(self.args.changes.max(1)));
+        let each = |value: f64| rounded(value / f64::from(self.args.changes.max(1)));
         self.out.say(format!("{count} role changes took {}", format_duration(took)));
         Ok(json!({
-            "changes": count, "seconds": report::seconds(took), "p50_ms": summary.p50_ms, "p99_ms": summary.p99_ms,
+            "changes": count, "seconds": seconds(took), "p50_ms": summary.p50_ms, "p99_ms": summary.p99_ms,
             "max_ms": summary.max_ms, "managers_cpu_ms_per_change": each(cpu.as_secs_f64() * 1000.0),
             "bytes_per_agent_per_change": each(bytes as f64 / f64::from(self.args.agents)),
         }))
     }
+}
+
+/// The time after which all agents have a session again, and none has one with this manager.
+async fn returned(fleet: &Fleet, what: &str, manager: &Daemon, begun: Instant, limit: Duration) -> Outcome<Duration> {
+    fleet.all_in_session(what, Some(manager.node), limit).await?;
+    Ok(begun.elapsed())
 }
