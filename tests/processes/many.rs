@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use muster_kernel::Clock;
 use muster_messages::{Blocked, Name, NodeId, NodeRecord, Principal, Role};
-use muster_store::backup;
 
 use crate::harness::World;
 
@@ -18,12 +17,7 @@ const NODES: u128 = 3_000;
 #[ignore = "full tier"]
 fn thousands_of_nodes_and_blocks_survive_snapshot_and_restart() {
     let mut world = World::new();
-    world.node("n1").start(&["--init"]).ready();
-    let file = world.folder().join("backup");
-    let path = file.to_str().expect("the path is text").to_owned();
-    world.muster(&["backup", &path]).ended(0);
-    world.node("n1").kill();
-    let (head, mut tables) = backup::decode(&std::fs::read(&file).expect("a backup")).expect("readable");
+    let (term, mut tables) = world.backup_of_founder();
     let now = Clock.wall();
     let far = |n: u128| NodeId::from_entropy(1 << 64 | n);
     for n in 0..BLOCKS {
@@ -35,11 +29,8 @@ fn thousands_of_nodes_and_blocks_survive_snapshot_and_restart() {
         let record = NodeRecord::new(far(n), Name::sanitized(&format!("w{n}")), Role::Worker, now);
         tables.nodes.insert(record.id, Arc::new(record));
     }
-    let bytes = backup::encode(&tables, head.term, now).expect("it has an encoding");
-    std::fs::write(&file, bytes).expect("the world's folder is writable");
+    world.restored_as_m1(term, &tables);
 
-    world.node("m1").start(&["--restore", &path]).ready();
-    world.muster_at("m1", &["recovery", "open"]).ended(0);
     let ids = |name: &str, list: &[&str], key: &str| -> BTreeSet<String> {
         let document = world.muster_at(name, list).ended(0).json();
         assert!(document.get("continue").is_none(), "one document");

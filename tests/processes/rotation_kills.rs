@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{AuthorityState, Liveness, RootId};
+use muster_messages::{AuthorityState, RootId};
 use serde_json::Value;
 
 use crate::harness::{EndedMuster, World, eventually, eventually_so};
@@ -11,7 +11,9 @@ use crate::rotation::{roots, state, trusted_by};
 use crate::sealed_disk::{key_lines, showing};
 
 const NODES: [&str; 5] = ["n1", "n2", "n3", "n4", "n5"];
-/// How long after the command was started they are killed: before the leader has the request, to after the step has begun.
+/// Milliseconds from the start of the command to the kills: before the leader has the request, to after the step has begun. They are
+/// spread instead of observed: that a request has reached the leader and is not applied yet shows nowhere outside of the leader. What must
+/// hold is the same at each of them, so a slow machine only shifts which moments are tried.
 const DELAYS: [u64; 4] = [0, 15, 40, 90];
 
 /// Takes a step while the leader and another node die, and starts them again. The operator repeats it until it is answered.
@@ -64,8 +66,9 @@ fn all_follow(world: &mut World, active: RootId, trusted: &[RootId]) {
         });
     }
     world.all_settled();
-    let nodes = world.nodes_seen_by("n1");
-    assert!(nodes.iter().all(|node| node.state != Liveness::Down), "{nodes:?}");
+    for name in NODES {
+        world.is_recorded_as_ready("n1", name);
+    }
 }
 
 /// The keys of roots that were ever on record are on no disk in clear.
@@ -106,20 +109,24 @@ fn each_step_of_a_root_ends_although_nodes_are_killed() {
         no_disk_shows_keys(&mut world, &mut secrets, "activation");
 
         killed_meanwhile(&mut world, &["ca", "retire", &old.to_string()], other, delay);
-        assert_eq!(state(&roots(&world, "n1"), old), Some(AuthorityState::Retired));
+        eventually_so("it is retired", || state(&roots(&world, "n1"), old) == Some(AuthorityState::Retired));
         all_follow(&mut world, new, &[new]);
         no_disk_shows_keys(&mut world, &mut secrets, "retirement");
 
         killed_meanwhile(&mut world, &["ca", "revoke", &old.to_string()], other, delay);
-        assert_eq!(state(&roots(&world, "n1"), old), Some(AuthorityState::Revoked));
+        eventually_so("it is revoked", || state(&roots(&world, "n1"), old) == Some(AuthorityState::Revoked));
         all_follow(&mut world, new, &[new]);
     }
     // All steps in one, as after a theft.
     for (delay, other) in [(30, "n5"), (120, "n4")] {
         let old = roots(&world, "n1").active.expect("a root signs");
         killed_meanwhile(&mut world, &["ca", "rotate", "--compromised"], other, delay);
-        eventually_so("the old root is revoked", || state(&roots(&world, "n1"), old) == Some(AuthorityState::Revoked));
-        let new = roots(&world, "n1").active.expect("a root signs");
+        // A request whose answer was lost is repeated, and may begin another rotation: all of them must be over.
+        let new = eventually("the old root is revoked, and no rotation is under way", || {
+            let roots = roots(&world, "n1");
+            let over = roots.target.is_none() && state(&roots, old) == Some(AuthorityState::Revoked);
+            roots.active.filter(|_| over)
+        });
         all_follow(&mut world, new, &[new]);
     }
     no_disk_shows_keys(&mut world, &mut secrets, "revocation");

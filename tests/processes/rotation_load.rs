@@ -97,7 +97,7 @@ impl Load {
         });
         let writers = writers.collect();
         let load = Self { lost, electors, tokens, stop, written, writers, events, runtime };
-        load.goes_on();
+        load.proceeds();
         load
     }
 
@@ -107,10 +107,14 @@ impl Load {
 
     /// Waits until many more writes are acknowledged. Fails if one failed.
     #[track_caller]
-    fn goes_on(&self) {
+    fn proceeds(&self) {
         let before = self.written();
-        eventually_so("writes go on", || {
-            assert!(!self.writers.iter().any(JoinHandle::is_finished), "a writer has ended: {}", self.written());
+        eventually_so("writes proceed", || {
+            assert!(
+                !self.writers.iter().any(JoinHandle::is_finished),
+                "a writer has ended after {} writes in all",
+                self.written()
+            );
             self.written() > before + 4 * CLIENTS as u64
         });
     }
@@ -195,7 +199,7 @@ fn rotation_costs_no_write_and_no_lease_under_load() {
     for name in ["n1", "n2", "n3", "n4", "n5"] {
         eventually_so("each node trusts the new root", || trusted_by(&mut world, name).contains(&new));
     }
-    load.goes_on();
+    load.proceeds();
     load.end(&world, &nodes);
 }
 
@@ -231,7 +235,7 @@ fn rotation_under_load_leaves_absent_nodes_a_way_back() {
     world.muster(&["node", "rm", "n6", "--force"]).ended(0);
     world.muster(&["ca", "retire", &old.to_string(), "--force"]).ended(0);
     assert_eq!(state(&roots(&world, "n1"), old), Some(AuthorityState::Retired));
-    load.goes_on();
+    load.proceeds();
 
     for name in ["n3", "n5"] {
         world.node(name).start(&[]).ready();
@@ -248,6 +252,6 @@ fn rotation_under_load_leaves_absent_nodes_a_way_back() {
     world.node("n6").start(&[]);
     eventually_so("its refusal is logged", || world.nodes_log("n6").contains("reason=blocked"));
     assert!(world.seen("n1", "n6").is_none(), "it is not in the cluster");
-    load.goes_on();
+    load.proceeds();
     load.end(&world, &present);
 }

@@ -1,12 +1,11 @@
 //! A backup that was made while autolock was on: what a reader without the key sees of it, and how it is restored.
 
-use muster_messages::Role;
 use muster_sealing::UnlockKey;
 use serde_json::Value;
 
 use crate::harness::World;
 use crate::recovery::at_once;
-use crate::sealed_disk::{key_lines, showing};
+use crate::sealed_disk::{key_lines, showing, token_secrets};
 
 /// BACKUP-2.
 #[test]
@@ -17,8 +16,7 @@ fn backup_with_autolock_opens_with_the_unlock_key_alone() {
     let path = |name: &str| files.join(name).to_str().expect("the path is text").to_owned();
     let (clear, sealed) = (path("clear"), path("sealed"));
     world.muster(&["backup", &clear]).ended(0);
-    let mut secrets: Vec<String> = [Role::Worker, Role::Manager].map(|role| world.token(role)).into();
-    secrets = secrets.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
+    let mut secrets = token_secrets(&world);
     secrets.extend(key_lines(&String::from_utf8_lossy(&std::fs::read(&clear).expect("a backup"))));
     assert_eq!(showing(&files, &secrets), std::slice::from_ref(&clear), "the search finds existing secrets");
     let earlier = world.folder().join("earlier").to_str().expect("the path is text").to_owned();

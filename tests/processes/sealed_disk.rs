@@ -33,6 +33,12 @@ pub fn showing(folder: &Path, secrets: &[String]) -> Vec<String> {
     files(folder).into_iter().filter(|(_, content)| shows(content)).map(|(name, _)| name).collect()
 }
 
+/// The secrets of the join tokens.
+pub fn token_secrets(world: &World) -> Vec<String> {
+    let secret = |token: String| token.rsplit('-').next().expect("a token ends with its secret").to_owned();
+    [Role::Worker, Role::Manager].map(|role| secret(world.token(role))).into()
+}
+
 /// The parts of lines that hold the secret of a P-256 key: the public key after it is in certificates, too.
 pub fn key_lines(pem: &str) -> Vec<String> {
     let inside = pem.replace("\\n", "\n");
@@ -46,8 +52,7 @@ pub fn key_lines(pem: &str) -> Vec<String> {
 #[test]
 fn a_managers_disk_shows_no_secrets() {
     let mut world = World::with_settings("snapshot_entries = 100\nkeep_entries = 10\n", 2, 1);
-    let mut secrets: Vec<String> = [Role::Worker, Role::Manager].map(|role| world.token(role)).into();
-    secrets = secrets.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
+    let mut secrets = token_secrets(&world);
     world.muster(&["node", "update", "n3", "--label-add", &format!("secret={VALUE}")]).ended(0);
     secrets.push(VALUE.to_owned());
     let backup = world.folder().join("backup");

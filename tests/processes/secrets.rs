@@ -12,6 +12,7 @@ use muster_pki::IdentityStore;
 use serde_json::Value;
 
 use crate::harness::World;
+use crate::sealed_disk::token_secrets;
 
 /// One answer over the admin socket, with any status.
 fn http(socket: &Path, method: &str, target: &str, body: &str) -> String {
@@ -238,8 +239,7 @@ fn paths(actor: &Value, into: &mut Vec<String>) {
 fn answers_leak_no_root_key_or_token_secret() {
     let mut world = World::with(2, 1);
     let created = world.muster(&["token", "create", "--role", "worker"]).ended(0).json();
-    let mut secrets: Vec<String> = [Role::Worker, Role::Manager].map(|role| world.token(role)).into();
-    secrets = secrets.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
+    let mut secrets = token_secrets(&world);
     secrets.push(secret_of(&created));
     let access = Request::AccessTokenCreate {
         user: "mallory".parse().expect("a name"),

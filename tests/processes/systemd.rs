@@ -330,8 +330,8 @@ fn commands_end_before_their_daemon(machine: &Machine) {
 fn removed_node_stays_stopped(machine: &Machine) {
     machine.muster("n1", "node demote n3 --wait");
     machine.muster("n1", "node rm n3 --force");
-    // Its process stays to report why; a start ends with status 6. The reason is `blocked` if its session was cut before it was told, and
-    // another manager refused the next one.
+    // Its process stays to report why; a start ends with status 6. The reason is `blocked` if its session was disconnected before the notice
+    // of its removal arrived, and another manager refused the next one.
     machine.shows("n3", "StatusText", &["removed", "blocked"]);
     assert!(!machine.tries("systemctl restart muster-n3").0);
     machine.shows("n3", "ActiveState", &["failed"]);

@@ -2,9 +2,7 @@
 
 use std::fmt::Write;
 
-use muster_messages::Role;
-
-use super::{items, submit, text};
+use super::{items, manager_and_workers, submit, text};
 use crate::harness::{World, eventually, eventually_so};
 
 /// The definition of a release, with these steps.
@@ -23,12 +21,7 @@ fn chain(world: &World, release: &str, steps: &[&str]) -> String {
 #[test]
 #[ignore = "full tier"]
 fn node_that_was_off_for_two_releases_runs_only_what_is_missing() {
-    let mut world = World::new();
-    world.node("n1").start(&["--init", "--release", "0.1.0"]).ready();
-    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
-    for name in ["n2", "n3"] {
-        world.node(name).start(&["--join", &seed, "--token", &token, "--release", "1.0.0"]).ready();
-    }
+    let mut world = manager_and_workers("0.1.0", "1.0.0", &["n2", "n3"]);
     let ran = |world: &World| std::fs::read_to_string(world.folder().join("ran")).unwrap_or_default();
     let applied = |world: &World, release: &str| {
         let status = world.muster_insists(&["reconciler", "status", "migration"]);
@@ -56,7 +49,7 @@ fn node_that_was_off_for_two_releases_runs_only_what_is_missing() {
         "{done}"
     );
 
-    // The other one returns, takes over, and finds nothing to do.
+    // n2 returns, takes over, and finds nothing to do.
     world.node("n2").start(&["--release", "0.1.0"]).ready();
     world.muster_at("n2", &["release", "declare", "shop", "1.2.0"]).ended(0);
     world.node("n3").stop();

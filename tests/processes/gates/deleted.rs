@@ -1,9 +1,9 @@
-//! A gate that is deleted, by mistake or not: what ran once is not run again unasked, and what is known of it stays.
+//! A gate that is deleted, by mistake or on purpose: what ran once runs again only after a confirmation, and its history is kept.
 
 use serde_json::Value;
 
 use super::{items, shown, submit};
-use crate::harness::{World, eventually_so};
+use crate::harness::{ForegroundMuster, World, eventually_so};
 
 fn epochs(history: &Value) -> Vec<u64> {
     items(history, "history").iter().filter_map(|entry| entry["epoch"].as_u64()).collect()
@@ -42,15 +42,18 @@ fn deletion_of_a_gate_asks_and_keeps_its_history() {
     assert_eq!((&kept["deleted"], epochs(&kept)), (&true.into(), vec![1]), "{kept}");
     let text = shown(&world, &["history", "migration"]).ended(0).stdout;
     assert!(text.contains("`muster reconciler repair migration --from-history EPOCH` restores it"), "{text}");
-    let ready = ["wait-ready", "shop", "--reconciler", "migration", "--release", "1.0.0", "--timeout", "3s"];
-    assert!(world.muster(&ready).ended(3).stderr.contains("no-gate"), "without its gate no member is admitted");
+    let socket = world.socket("n1");
+    let socket = socket.to_str().expect("the folder's path is text");
+    let ready = ["--socket", socket, "wait-ready", "shop", "--reconciler", "migration", "--release", "1.0.0"];
+    let mut waiting = ForegroundMuster::start_for_command(world.folder(), &ready);
+    waiting.wait_for_line("no-gate");
     on(&["repair", "migration", "--from-history", "1"]).ended(0);
     on(&["resume", "migration"]).ended(0);
-    eventually_so("its runner has looked again", || status()["phase"] == "idle");
+    assert_eq!(waiting.exit(), Some(0), "with its gate a member is admitted: {}", waiting.seen());
+    eventually_so("its runner has read the gate", || status()["phase"] == "idle");
     assert_eq!((&history()["deleted"], epochs(&history()), runs()), (&false.into(), vec![1, 2], 1));
-    world.muster(&ready).ended(0);
 
-    // It was meant: all runs again, and the history goes on.
+    // Deleted on purpose: everything runs again, and the history continues.
     on(&["delete", "migration", "--gate", "--yes"]).ended(0);
     eventually_so("it has run again", || status()["gate"]["epoch"] == 3 && status()["phase"] == "idle");
     assert_eq!((epochs(&history()), runs()), (vec![1, 2, 3], 2));

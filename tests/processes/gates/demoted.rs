@@ -77,10 +77,10 @@ fn members_outlive_role_changes_of_their_node() {
     world.muster(&["node", "rm", "n4", "--force"]).ended(0);
     second.program.wait_for_line("admission to db was revoked: its lease was lost: ");
     assert_eq!(second.program.exit(), Some(7));
-    // By the first that says it, the node itself or a manager.
+    // The node itself gives the reason, or a manager does.
     let seen = second.program.seen();
     assert!(seen.contains("removed from the cluster"), "{seen}");
-    // What is started there later is told the same, and what would help.
+    // A service that is started there later gets the same reason, and what would help.
     let ready = ["wait-ready", "db", "--reconciler", "schema", "--release", "1.0.0", "--timeout", "1m"];
     let late = eventually("the node has learned of its removal", || {
         Some(world.muster_at("n4", &ready).ended(6)).filter(|late| late.stderr.contains("this node is "))

@@ -51,9 +51,10 @@ fn failure_on_every_node_stays_visible_until_success() {
     let failures = |status: &Value| status["consecutive_failures"].as_u64().expect("a number");
     let tries = || std::fs::read_to_string(world.folder().join("tries")).unwrap_or_default().lines().count();
     eventually_so("each node has tried five times", || tries() >= 10);
-    let failed = eventually("both nodes keep out", || Some(status(&world)).filter(|status| status["runner"].is_null()));
+    let failed = eventually("both nodes keep out", || {
+        Some(status(&world)).filter(|status| status["runner"].is_null() && failures(status) >= 10)
+    });
     assert_eq!((&failed["phase"], &failed["reason"]), (&"failed".into(), &"candidates-failed".into()), "{failed}");
-    assert!(failures(&failed) >= 10, "{failed}");
     assert_eq!(failed["last_error"], "the command exited with 1");
     assert!(text(&failed["output"]).contains("no such table: users"), "{failed}");
     let last = text(&failed["last_failure"]["name"]);
@@ -72,12 +73,16 @@ fn failure_on_every_node_stays_visible_until_success() {
     assert!(world.metric("n1", metric) >= 10);
     assert!(world.metrics("n1").contains("muster_reconciler_last_failure_timestamp_seconds{reconciler=\"migration\""));
 
-    let read = shown(&world, &["status", "migration"]).ended(0).stdout;
-    for part in ["failed on every candidate that tried", "retry migration", "no such table: users", "last failure"] {
-        assert!(read.contains(part), "{part}: {read}");
-    }
-    let listed = shown(&world, &["list"]).ended(0).stdout;
-    assert!(listed.contains("failed on every candidate that tried"), "{listed}");
+    // On a slow machine they may be trying again by now, and keep out again later.
+    let shows = |args: &[&str], parts: &[&str]| {
+        eventually_so(&format!("{args:?} shows {parts:?}"), || {
+            let read = shown(&world, args).ended(0).stdout;
+            parts.iter().all(|part| read.contains(part))
+        });
+    };
+    let all = ["failed on every candidate that tried", "retry migration", "no such table: users", "last failure"];
+    shows(&["status", "migration"], &all[..]);
+    shows(&["list"], &all[..1]);
     let again = eventually("they have tried again by themselves, and keep out again", || {
         Some(status(&world)).filter(|status| status["reason"] == "candidates-failed" && failures(status) >= 20)
     });

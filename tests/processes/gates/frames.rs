@@ -9,7 +9,7 @@ use std::time::Duration;
 use muster_gateway::{FramedReader, FramedWriter};
 use muster_messages::wire::{self, ApiAnswer, ApiCall, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, Release, Triple};
-use muster_reconciler::{Embedded, Handler, Link, ReconcilerSpec, Setup, Socket};
+use muster_reconciler::{Embedded, Handler, LeaseTiming, Link, ReconcilerSpec, Setup, Socket};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -223,7 +223,9 @@ fn held_frames_of_admission_and_restriction_exclude_each_other() {
     let (service, runner) = (proxy("s.sock", "n2", is_admission), proxy("r.sock", "n3", is_restriction));
     let link = Arc::new(Link::new(Socket(runner.socket.clone())));
     let handlers = BTreeMap::from([("race".to_owned(), Arc::new(NoAction) as Arc<dyn Handler>)]);
-    let setup = Setup { handlers, ..Setup::new(link, "runner".to_owned(), Release::from(NEWEST)) };
+    // Its term lasts through the stalls of a busy machine: what is held must be answered under it.
+    let lease = LeaseTiming::of(Duration::from_secs(60));
+    let setup = Setup { handlers, lease, ..Setup::new(link, "runner".to_owned(), Release::from(NEWEST)) };
     let embedded = runtime.block_on(Embedded::start(setup)).expect("it starts");
     let mut race = Race { world, service, runner, floor: 1 };
     race.define(1);

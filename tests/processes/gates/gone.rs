@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::{ReconcilerRequest, Request};
-use muster_messages::{
-    Participant, ParticipantKey, ParticipantPhase, Release, Revision, Role, SessionId, Triple, WallTime,
-};
+use muster_messages::{Participant, ParticipantKey, ParticipantPhase, Release, Revision, SessionId, Triple, WallTime};
 use rustix::process::Signal;
 
 use super::record::{self, CheckContext, events};
-use super::{apply, blockers, gate_history, managers_in, member, status};
+use super::{apply, blockers, gate_history, managers_in, member, status, world_with_workers};
 use crate::harness::{World, eventually, eventually_so};
 
 /// A lease lasts 15 s from its last renewal; renewals are sent every 2 s and given up after 10 s: at least this much remains.
@@ -37,11 +35,7 @@ fn admit_external_member(world: &World, name: &str, release: Triple) {
 #[test]
 #[ignore = "full tier"]
 fn dead_members_block_until_lease_ends_or_forgotten() {
-    let mut world = World::new();
-    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
-    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
-    world.node("n2").start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
-    world.all_settled();
+    let world = world_with_workers(&["n2"]);
     let log = record::follow(&world, &["n1"]);
     apply(&world, "1.0.0", "1.0.0", &["a"]);
     let mut m1 = member(&world, "n1", "m1", "1.0.0");

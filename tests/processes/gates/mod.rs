@@ -43,7 +43,7 @@ pub fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<st
     world.muster_at(&by, &["reconciler", "apply", "-f", file.to_str().expect("the folder's path is text")]).ended(0);
 }
 
-/// Submits the definitions in a text, each in a file of its own.
+/// Submits these definitions in one request, each in a file of its own.
 fn submit(world: &World, texts: &[&str], more: &[&str]) -> EndedMuster {
     let name = |number: usize| world.folder().join(format!("submitted-{number}.toml"));
     let files: Vec<String> = (0..texts.len()).map(|number| name(number).display().to_string()).collect();
@@ -67,11 +67,16 @@ fn shown(world: &World, args: &[&str]) -> EndedMuster {
 
 /// A manager n1 of release 1.0.0, and workers of release 2.0.0.
 fn world_with_workers(names: &[&str]) -> World {
+    manager_and_workers("1.0.0", "2.0.0", names)
+}
+
+/// A manager n1 of one release, and workers of another.
+fn manager_and_workers(of_manager: &str, of_workers: &str, names: &[&str]) -> World {
     let mut world = World::new();
-    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
+    world.node("n1").start(&["--init", "--release", of_manager]).ready();
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
     for name in names {
-        world.node(name).start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
+        world.node(name).start(&["--join", &seed, "--token", &token, "--release", of_workers]).ready();
     }
     world.all_settled();
     world

@@ -25,7 +25,7 @@ fn apply_and_plan_say_what_is_wrong_and_what_helps() {
     world.muster(&["object", "delete", "table", "a"]).ended(0);
     eventually_so("it is applied without a retry", || status(&world)["phase"] == "idle");
 
-    // A dependency that nobody has defined would never be done.
+    // A dependency without a definition would never be done.
     let of = |name: &str, more: &str| {
         format!("name = \"{name}\"\nrelease = \"0.1.0\"\nscope = \"db\"\nfloor = \"0.1.0\"\n{more}\nobjects = []\n")
     };

@@ -13,6 +13,7 @@ mod network;
 mod node;
 mod permit;
 mod ran;
+mod restored;
 mod timing;
 mod wall_clock;
 mod world;
