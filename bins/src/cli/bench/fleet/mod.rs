@@ -37,7 +37,8 @@ pub async fn run(args: &BenchFleet, out: Out) -> Outcome<u8> {
     let document = on_temporary_cluster(3, 1, SETTINGS, async |cluster, interrupts| {
         let folder = memory_folder("fleet", u64::from(args.agents) * BYTES_OF_AN_AGENT)?;
         let mut fleet = Fleet::default();
-        let outcome = interrupts.during(measured(cluster, &mut fleet, folder.path(), args, out)).await;
+        let work = Box::pin(measured(cluster, &mut fleet, folder.path(), args, out));
+        let outcome = interrupts.during(work).await;
         // In this order, and before the managers end: a running agent that loses its manager writes into the folder that is being removed.
         fleet.shut_down().await;
         removed(folder, outcome)
