@@ -9,12 +9,16 @@ use std::time::Duration;
 
 use clap::Args;
 use muster_client::{Client, Failure, Outcome, Target, parse};
+use muster_elector::BootTime;
+use muster_gates::{MAX_LEASE_MS, MIN_LEASE_MS};
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{
     CANDIDATES_SCOPE, DNS_LABEL, ErrorCode, ListView, ParticipantKey, ReconcilerView, Release, SessionId, Triple,
     is_dns_label,
 };
-use muster_reconciler::{Admission, AdmissionState, Link, Managers, Member, NotServing, Socket, StartError, Waiting};
+use muster_reconciler::{
+    Admission, AdmissionState, LeaseTiming, Link, Managers, Member, NotServing, Socket, StartError, Waiting,
+};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -56,6 +60,10 @@ pub struct WaitReadyArgs {
     /// Member name in the scope [default: host name, pid and a random number]
     #[arg(long, value_name = "NAME", value_parser = parse_member)]
     pub member: Option<String>,
+    /// How long runs wait for this member when it dies, from 3s to 1m. The command gets TERM when two thirds of this have passed without
+    /// a renewal
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_lease)]
+    pub lease_duration: Duration,
     /// Give up waiting after this long (exit 3) [default: never]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
@@ -79,6 +87,13 @@ fn parse_scope(text: &str) -> Result<String, String> {
 
 fn parse_member(text: &str) -> Result<String, String> {
     check_key("scope", text).map(|()| text.to_owned())
+}
+
+/// The limits of a runner's lease.
+fn parse_lease(text: &str) -> Result<Duration, String> {
+    let lease = parse_duration(text)?;
+    let allowed = Duration::from_millis(MIN_LEASE_MS)..=Duration::from_millis(MAX_LEASE_MS);
+    allowed.contains(&lease).then_some(lease).ok_or_else(|| "a member's lease lasts from 3s to 1m".to_owned())
 }
 
 fn parse_reconciler(text: &str) -> Result<String, String> {
@@ -120,7 +135,9 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
     let bare = Member::new(&args.scope, &name, release.clone());
     let needs = args.needs.unwrap_or(Triple::new(0, 0, 0));
     let member = args.reconcilers.iter().fold(bare, |member, reconciler| member.needs(reconciler, needs));
-    let waiting = Admission::announce(Arc::new(link), member).await.map_err(|error| match error {
+    let lease = LeaseTiming::of(args.lease_duration);
+    let announced = Admission::announce_with(Arc::new(link), member, lease, Arc::new(BootTime)).await;
+    let waiting = announced.map_err(|error| match error {
         StartError::Config(refusal) => Failure::new(ErrorCode::Invalid, refusal.to_string()),
         StartError::Fault(_) => Failure::internal(error),
     })?;
@@ -338,6 +355,8 @@ mod tests {
             ("db --release 1.0.0 --needs 2.0.0", "--reconciler <NAME>"),
             ("db --release 1.0.0 -- ls", "--exec"),
             ("db --release 1.0.0 --exec", "<CMD>"),
+            ("db --release 1.0.0 --lease-duration 2s", "from 3s to 1m"),
+            ("db --release 1.0.0 --lease-duration 61s", "from 3s to 1m"),
             ("db --release 1.0.0 --timeout 200000000000000d", "36500d"),
         ] {
             let why = refusal(line).unwrap_or_else(|| panic!("{line} is accepted"));
@@ -348,6 +367,7 @@ mod tests {
         assert_eq!(refusal("db --release 1.0.0"), None);
         assert_eq!(refusal("db --exec -- ls"), None, "as the release that is declared on the machine");
         assert_eq!(refusal("db --release 1.0.0 --allow-undefined-scope"), None);
+        assert_eq!(refusal("db --release 1.0.0 --lease-duration 1m"), None);
     }
 
     #[test]

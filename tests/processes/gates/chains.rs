@@ -15,6 +15,8 @@ fn chain(world: &World, release: &str, steps: &[&str]) -> String {
         let script = format!("echo $MUSTER_STEP by $MUSTER_TARGET_RELEASE >> {ran}");
         write!(definition, "[[steps]]\nname = \"{step}\"\nargv = [\"/bin/sh\", \"-c\", {script:?}]\n").expect("text");
     }
+    // No stall of the machine may end a run, which would then begin a step again.
+    definition.push_str("[timing]\nlease = \"60s\"\n");
     definition
 }
 

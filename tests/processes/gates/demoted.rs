@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use muster_local_cluster::ProcessId;
 use muster_messages::Role;
 
-use super::{apply, items, managers_of, member, text};
+use super::{apply, items, managers_of, member_for, text};
 use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
 
-/// A member that is not renewed is revoked after 10 s, and its record is gone after 15.
-const LEASE: Duration = Duration::from_secs(15);
+/// A member that is not renewed is revoked after two thirds of this, and its record is gone at its end.
+const LEASE: Duration = Duration::from_secs(30);
 
 /// A member that must outlive what happens to its node.
 struct LongLived {
@@ -21,7 +21,7 @@ struct LongLived {
 
 impl LongLived {
     fn on(world: &World, node: &str, name: &str) -> Self {
-        let mut program = member(world, node, name, "1.0.0");
+        let mut program = member_for(world, node, name, "1.0.0", "30s");
         program.wait_for_line("serving in db");
         // A guardian and a command.
         let family = eventually("its command runs", || Some(program.descendants()).filter(|family| family.len() >= 2));

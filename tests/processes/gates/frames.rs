@@ -164,7 +164,8 @@ impl Race {
         let socket = self.service.socket.to_str().expect("the folder's path is text");
         let (release, member) = (self.release(), self.member());
         let args = ["--socket", socket, "wait-ready", "pool", "--reconciler", "race", "--release", &release];
-        let args = [&args[..], &["--member", &member, "--exec", "--", "sleep", "1000"]].concat();
+        let args =
+            [&args[..], &["--member", &member, "--lease-duration", "1m", "--exec", "--", "sleep", "1000"]].concat();
         let service = ForegroundMuster::start_for_command(self.world.folder(), &args);
         self.define(self.floor + 1);
         self.service.holds_one();

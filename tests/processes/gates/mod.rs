@@ -125,10 +125,15 @@ fn gate_history(world: &World) -> Vec<String> {
 
 /// A member that serves as long as it may, through a node.
 fn member(world: &World, by: &str, name: &str, release: &str) -> ForegroundMuster {
+    member_for(world, by, name, release, "1m")
+}
+
+/// The same with another duration of its lease, for tests that wait for its end.
+fn member_for(world: &World, by: &str, name: &str, release: &str, lease: &str) -> ForegroundMuster {
     let socket = world.socket(by);
     let socket = socket.to_str().expect("the folder's path is text");
     let args = ["--socket", socket, "wait-ready", "db", "--reconciler", "schema", "--needs", release];
-    let who = ["--release", release, "--member", name, "--exec", "--", "sleep", "1000"];
+    let who = ["--release", release, "--member", name, "--lease-duration", lease, "--exec", "--", "sleep", "1000"];
     ForegroundMuster::start_for_command(world.folder(), &[&args[..], &who].concat())
 }
 

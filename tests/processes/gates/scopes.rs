@@ -35,6 +35,7 @@ fn service_of_a_wrong_scope_is_refused_unless_it_insists() {
     let socket = world.socket("n1");
     let socket = socket.to_str().expect("the folder's path is text");
     let args = ["--socket", socket, "wait-ready", "bd", "--reconciler", "later", "--release", "0.1.0", "--exec"];
+    let args = [&args[..3], &["--lease-duration", "1m"], &args[3..]].concat();
     let early = [&args[..], &["--", "touch", "started"]].concat();
     let mut early = ForegroundMuster::start_for_command(world.folder(), &early);
     early.wait_for_line("no-gate");

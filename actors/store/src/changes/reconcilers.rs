@@ -244,7 +244,7 @@ fn admit(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result
     let found = participant(tables, key)?;
     match found.phase {
         ParticipantPhase::Serving => return Ok(()),
-        ParticipantPhase::Draining => return Err(stale(format!("{key} was told to stop"))),
+        ParticipantPhase::Draining => return Err(stale(format!("{key} is draining"))),
         ParticipantPhase::Announced => {}
     }
     if let Some(token) = found.token {

@@ -192,7 +192,8 @@ async fn done(
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints the status whenever it changes. A cluster temporarily without a quorum, or a daemon that restarts, is waited for and
-/// reported once. Ends in the phase `until`, if given; `last` receives the last status.
+/// reported once: before the first status only if a phase is waited for, so that a person learns at once that nothing answers.
+/// Ends in the phase `until`, if given; `last` receives the last status.
 async fn watch(ctx: &mut Context, name: String, until: Option<ReconcilerPhase>, last: &mut String) -> Outcome<u8> {
     // Half of the time limit: a quiet cluster answers well before the call times out.
     let wait_ms = millis(ctx.client.timeout() / 2);
@@ -201,7 +202,7 @@ async fn watch(ctx: &mut Context, name: String, until: Option<ReconcilerPhase>, 
         let request = ReconcilerRequest::Status { name: name.clone(), seen, wait_ms };
         let text = match ctx.client.call(Request::Reconciler(request)).await {
             Ok(text) => text,
-            Err(failure) if shown.is_some() && failure.is_transient() => {
+            Err(failure) if (shown.is_some() || until.is_some()) && failure.is_transient() => {
                 if trouble.is_none() {
                     print_failure(&failure, ctx.out.format);
                 }
