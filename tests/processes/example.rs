@@ -1,14 +1,17 @@
 //! Documented walks, run as written: every line of their shell blocks, in order, in an empty folder.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use muster::guard::{Exit, Guarded, Launch, News, Report, Streams};
 use muster_elector::{BootTime, Hold, Timekeeper};
 use muster_local_cluster::temporary_folder;
+use tempfile::TempDir;
 
+use crate::election::played::example_script;
 use crate::harness::{MUSTER, WAIT_LIMIT, permit};
 
 /// The time limit of a whole walk: each of its lines may wait as long as one wait of any other scenario.
@@ -20,6 +23,8 @@ const TRACE: &str = "trace";
 const MIGRATION: &str = include_str!("../../docs/walks/migration.md");
 const TWO_APPLICATIONS: &str = include_str!("../../docs/walks/two-applications.md");
 const ON_CALL: &str = include_str!("../../docs/walks/on-call.md");
+const SCHEDULER: &str = include_str!("../../docs/scheduler.md");
+const EMBEDDING: &str = include_str!("../../docs/embedding.md");
 const PYTHON: &str = include_str!("../../docs/python.md");
 /// What that document copies into its folder.
 const PYTHON_MODULES: [(&str, &str); 2] = [
@@ -130,6 +135,38 @@ fn two_applications_walk_runs_as_written() {
         "different content under that name",
         "exit 6",
     ] {
+        assert!(said.contains(line), "{line}\n{said}");
+    }
+}
+
+/// A folder with one of the examples in it.
+fn folder_with(example: &str) -> TempDir {
+    let folder = temporary_folder("walk").expect("a temporary folder");
+    let program = folder.path().join(example);
+    std::fs::write(&program, example_script(example)).expect("the folder is writable");
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("it is ours");
+    folder
+}
+
+/// Its leader is frozen and killed meanwhile. That each job is done once, and that tokens only rise, is checked by its own lines.
+#[test]
+#[ignore = "full tier"]
+fn scheduler_walk_runs_as_written() {
+    let _permit = permit();
+    let folder = folder_with("scheduler");
+    let said = walk(SCHEDULER, folder.path());
+    for line in ["schema 1", "schema 2", "all is done, once"] {
+        assert!(said.contains(line), "{line}\n{said}");
+    }
+}
+
+#[test]
+#[ignore = "full tier"]
+fn embedding_walk_runs_as_written() {
+    let _permit = permit();
+    let folder = folder_with("notifier");
+    let said = walk(EMBEDDING, folder.path());
+    for line in ["notifier", "notes", "learner -> voter", "voter -> none"] {
         assert!(said.contains(line), "{line}\n{said}");
     }
 }

@@ -16,6 +16,7 @@ mod departures;
 mod dev;
 mod duplicates;
 mod election;
+mod event_watch;
 mod example;
 mod feature_level;
 mod fleet;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_client::{Client, ListOf, NodeListView, Outcome, parse};
+use muster_client::{Client, Outcome};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -19,8 +19,7 @@ async fn main() -> ExitCode {
 
 async fn show(socket: &str) -> Outcome {
     let mut client = Client::to_socket(socket, Duration::from_secs(5));
-    let nodes: NodeListView = parse(&client.list(ListOf::Nodes, false).await?)?;
-    for node in nodes.items {
+    for node in client.nodes().await?.items {
         println!("{}  {}  {:?}", node.name, node.role, node.state);
     }
     Ok(())

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use muster_gateway::Dialer;
 use muster_kernel::Clock;
 use muster_messages::wire::{ListOf, Page, Request};
-use muster_messages::{ErrorBody, ErrorCode, EventsView, RequestId, Revision};
+use muster_messages::{
+    ErrorBody, ErrorCode, EventsView, NodeListView, NodeView, RaftStatusView, RequestId, Revision, Role,
+    RoleChangeView, StatusView,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -31,7 +34,7 @@ pub enum Target {
     },
 }
 
-/// Calls one server at a time, and reconnects when a connection is lost.
+/// Calls one server at a time, and reconnects when a connection is lost. A call may be cancelled: its outcome is then unknown.
 pub struct Client {
     target: Target,
     connection: Option<Connection>,
@@ -42,11 +45,18 @@ pub struct Client {
     when_slow: Option<fn(&Target)>,
 }
 
+/// A client of the same servers with a connection of its own, opened by its first call. Nobody is told of its slow answers.
+impl Clone for Client {
+    fn clone(&self) -> Self {
+        Self::to(self.target.clone(), self.timeout)
+    }
+}
+
 /// An answer that takes longer is reported to a waiting person. An election takes about a second.
 const SLOW_ANSWER: Duration = Duration::from_secs(3);
 
 /// The pause between two attempts of one call: long enough not to spin, short compared to an election.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 impl Client {
     /// A client of this target.
@@ -128,10 +138,17 @@ impl Client {
                     continue;
                 }
                 Err(CallError::Refused(body)) => return Err(body.into()),
-                Err(CallError::TimedOut(_)) => return Err(unknown_outcome.unwrap_or_else(|| self.timed_out(timeout))),
+                Err(CallError::TimedOut(_)) => {
+                    // A frozen manager keeps its connections. The next call is another one's.
+                    if let Target::Managers { .. } = self.target {
+                        self.leave_manager();
+                    }
+                    return Err(unknown_outcome.unwrap_or_else(|| self.timed_out(timeout)));
+                }
                 Err(CallError::Lost(why)) => {
-                    self.connection = None;
-                    self.lost(&why)
+                    let lost = self.lost(&why);
+                    self.leave_manager();
+                    lost
                 }
             };
             if Instant::now() + RETRY_PAUSE >= until {
@@ -145,6 +162,26 @@ impl Client {
     /// Sends a request and parses the answer.
     pub async fn ask<T: DeserializeOwned>(&mut self, request: Request) -> Outcome<T> {
         parse(&self.call(request).await?)
+    }
+
+    /// The cluster in short. Without a quorum a manager answers from what it knows, with `stale`.
+    pub async fn status(&mut self) -> Outcome<StatusView> {
+        self.ask(Request::Status { fresh: false }).await
+    }
+
+    /// All nodes, with the revision that they were read at.
+    pub async fn nodes(&mut self) -> Outcome<NodeListView> {
+        parse(&self.list(ListOf::Nodes, false).await?)
+    }
+
+    /// One node, by its id, the beginning of that, or its name.
+    pub async fn node(&mut self, node: &str) -> Outcome<NodeView> {
+        self.ask(Request::NodeInspect { node: node.to_owned(), fresh: false }).await
+    }
+
+    /// Asks for a role. It is accepted when this returns, and in force when [`Client::wait_until_settled`] does.
+    pub async fn set_role(&mut self, node: &str, role: Role) -> Outcome<RoleChangeView> {
+        self.ask(Request::SetRole { node: node.to_owned(), role }).await
     }
 
     /// A whole list as one JSON text, fetched in pages.
@@ -179,28 +216,55 @@ impl Client {
 
     /// Moves on to the next manager after one that has become a worker since its address was recorded. False if all were tried.
     fn skip_manager(&mut self, skipped: &mut usize) -> bool {
-        let Target::Managers { managers, .. } = &mut self.target else {
+        self.leave_manager();
+        let Target::Managers { managers, .. } = &self.target else {
             return false;
         };
-        self.connection = None;
         *skipped += 1;
-        if let Some(used) = self.connected_to.take().and_then(|used| managers.iter().position(|m| *m == used)) {
-            let worker = managers.remove(used);
-            managers.push(worker);
-        }
         *skipped < managers.len()
     }
 
+    /// Closes the connection. Its manager is the last one to be tried again.
+    pub(crate) fn leave_manager(&mut self) {
+        self.connection = None;
+        let used = self.connected_to.take();
+        if let Target::Managers { managers, .. } = &mut self.target
+            && let Some(used) = used.and_then(|used| managers.iter().position(|m| *m == used))
+        {
+            let left = managers.remove(used);
+            managers.push(left);
+        }
+    }
+
+    /// Learns the addresses of today's managers, for the next connections. Those of a socket's daemon are its own business.
+    pub(crate) async fn learn_managers(&mut self) -> Outcome {
+        if let Target::Socket(_) = self.target {
+            return Ok(());
+        }
+        let raft: RaftStatusView = self.ask(Request::RaftStatus { fresh: false }).await?;
+        let current = self.connected_to.clone();
+        if let Target::Managers { managers, .. } = &mut self.target
+            && !raft.members.is_empty()
+        {
+            *managers = raft.members.into_iter().map(|member| member.addr).collect();
+            managers.sort_by_key(|addr| Some(addr) != current.as_ref());
+        }
+        Ok(())
+    }
+
     async fn once(&mut self, request: Request, id: RequestId, timeout: Duration) -> Result<String, CallError> {
-        let connection = match self.connection.take() {
-            Some(connection) => self.connection.insert(connection),
+        // Taken out: a call that is cancelled may have sent half of itself, and closes its connection.
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
             None => {
                 let (fresh, to) = connect(&self.target).await.map_err(CallError::Refused)?;
                 self.connected_to = to;
-                self.connection.insert(fresh)
+                fresh
             }
         };
-        connection.call(request, id, timeout).await
+        let answer = connection.call(request, id, timeout).await;
+        self.connection = Some(connection);
+        answer
     }
 
     fn timed_out(&self, timeout: Duration) -> Failure {

@@ -20,7 +20,6 @@ mod signals;
 mod tally;
 mod terminal;
 mod wait_ready;
-mod waiting;
 
 use std::ffi::OsString;
 use std::path::Path;

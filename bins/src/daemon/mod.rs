@@ -14,6 +14,7 @@ mod logging;
 mod manager;
 mod metrics;
 mod node;
+mod own;
 mod ready;
 mod reconcilers;
 mod recovery;
@@ -29,15 +30,18 @@ mod workloads;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use muster_kernel::{Children, Fault};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::boot::Exit;
 use self::config::{Args, BadConfig, Config};
 use self::lock::DirLock;
 use self::node::Node;
+pub use self::own::Host;
 use self::reload::Reload;
 use crate::guard;
 
@@ -51,6 +55,19 @@ pub fn command() -> clap::Command {
 
 /// Runs the daemon with these arguments, the program's name first.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    run_program(args, None)
+}
+
+/// Runs a daemon that has a program's own actors, below `node/own`, where `muster actors` shows them. `start` starts them, and starts them
+/// again after a failure of their group. However often they fail, the rest of the node goes on (docs/embedding.md).
+pub fn main_with(
+    args: Vec<OsString>,
+    start: impl Fn(&Host, &Children) -> Result<(), Fault> + Send + Sync + 'static,
+) -> ExitCode {
+    guard::hidden(&args).unwrap_or_else(|| run_program(args.into_iter(), Some(Arc::new(start))))
+}
+
+fn run_program(args: impl Iterator<Item = OsString>, own: Option<own::Start>) -> ExitCode {
     guard::become_daemon();
     let args = match Args::of(args) {
         Ok(args) => args,
@@ -86,7 +103,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return Exit::new(1, format!("cannot start the runtime: {error}")).report(),
     };
-    let ended = runtime.block_on(run(config.clone(), Reload::new(args, config, log)));
+    let ended = runtime.block_on(run(config.clone(), own, Reload::new(args, config, log)));
     // Blocking work that hangs (a hung disk) must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(200));
     match ended {
@@ -105,7 +122,7 @@ fn print_config(config: &Config) -> ExitCode {
     }
 }
 
-async fn run(config: Config, mut reload: Reload) -> Result<(), Exit> {
+async fn run(config: Config, own: Option<own::Start>, mut reload: Reload) -> Result<(), Exit> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
@@ -115,7 +132,7 @@ async fn run(config: Config, mut reload: Reload) -> Result<(), Exit> {
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
     // It must not end a daemon that is starting, least of all a locked one, which may wait for days: it is carried out after that.
     let mut hangup = if reload.is_useful() { Some(signal(SignalKind::hangup())?) } else { None };
-    let starting = Node::start(config);
+    let starting = Node::start(config, own);
     let stopped = async {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -24,6 +24,7 @@ use super::feature_level;
 use super::locked;
 use super::manager::ManagerPlan;
 use super::metrics;
+use super::own;
 use super::ready::{self, Readiness};
 use super::reconcilers;
 use super::recovery;
@@ -93,7 +94,7 @@ const LEASE_RETURN_TIMEOUT: Duration = Duration::from_millis(5_500);
 
 impl Node {
     /// Boots and starts everything. Returns once the tree runs; the ready line follows when the node can serve.
-    pub async fn start(config: Config) -> Result<Self, Exit> {
+    pub async fn start(config: Config, own: Option<own::Start>) -> Result<Self, Exit> {
         let config = super::boot::with_kept_name(config)?;
         let listener =
             TcpListener::bind(&config.listen).await.map_err(|e| Exit::new(1, cannot_listen(&config.listen, &e)))?;
@@ -130,6 +131,9 @@ impl Node {
             root.children().start(spec);
             reconcilers
         });
+        if let Some(start) = own {
+            root.children().start(own::spec(&shared, start));
+        }
         let (config, memory) = (Arc::clone(&shared.config), shared.memory.clone());
         tokio::spawn(recovery::delete_expired_periodically(
             shared.config.data_dir.clone(),

@@ -24,6 +24,14 @@ pub enum ChildProgram {
     PrintTime,
 }
 
+/// A script that is one of the documented examples, `scheduler` or `notifier`.
+pub fn example_script(name: &str) -> String {
+    let program = std::env::current_exe().expect("this program");
+    let harness = "--exact election::played::run_child_program_if_requested --nocapture";
+    let args = "ARGS=\"$(printf '%s\\n' \"$@\")\"";
+    format!("#!/bin/sh\nexport PART={name} {args}\nexec '{}' {harness}\n", program.display())
+}
+
 /// A guarded command's reaction to TERM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TermHandling {
@@ -61,12 +69,19 @@ fn set(key: &str, value: &std::ffi::OsStr) -> OsString {
 #[test]
 fn run_child_program_if_requested() {
     let var = |key: &str| std::env::var(key).unwrap_or_default();
+    let args = || var("ARGS").lines().map(str::to_owned).collect::<Vec<String>>();
     match var("PART").as_str() {
         "record" => record(Path::new(&var("FOLDER")), var("MANNERS") == "Stubborn"),
         "resource" => {
             muster_local_cluster::parent::die_with_parent();
-            let args: Vec<String> = var("ARGS").lines().map(str::to_owned).collect();
-            exit(fenced_resource::run(&args).into());
+            exit(fenced_resource::run(&args()).into());
+        }
+        // A keeper ends what a walk has started.
+        "scheduler" => exit(muster_example_scheduler::run(&args()).into()),
+        "notifier" => {
+            let args = ["notifier".to_owned()].into_iter().chain(args()).map(OsString::from).collect();
+            let _ended = muster::daemon::main_with(args, muster_example_notifier::start);
+            exit(0);
         }
         "time" => {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("this is after 1970");

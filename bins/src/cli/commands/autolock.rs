@@ -13,7 +13,6 @@ use crate::cli::args::{AutolockCommand, SealWait, UnlockArgs};
 use crate::cli::output::printable;
 use crate::cli::render;
 use crate::cli::terminal::without_echo;
-use crate::cli::waiting::wait_for_seals;
 use crate::unlock_text::{GivenKey, MAX_KEY_TEXT_BYTES, key_buffer};
 
 pub async fn run(ctx: &mut Context, command: AutolockCommand) -> Outcome<u8> {
@@ -61,7 +60,7 @@ async fn off(ctx: &mut Context, SealWait { wait }: SealWait) -> Outcome<u8> {
 async fn settle(ctx: &mut Context, version: Revision, until: Option<Instant>, settled: &str) -> Outcome<u8> {
     if let Some(until) = until.filter(|_| version > Revision(0)) {
         let out = ctx.out;
-        wait_for_seals(&mut ctx.client, version, until, |reason| out.note(reason)).await?;
+        ctx.client.wait_for_seals(version, until, |reason| out.note(reason)).await?;
         out.note(settled);
     }
     Ok(0)

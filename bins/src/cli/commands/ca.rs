@@ -18,7 +18,6 @@ use super::Context;
 use crate::cli::args::{CaCommand, RootArg, RotateArgs};
 use crate::cli::output::{lines, printable_lines};
 use crate::cli::render;
-use crate::cli::waiting::wait_for_rotation;
 
 /// The shortest beginning of an id that names a root.
 const MIN_ROOT_PREFIX: usize = 4;
@@ -204,7 +203,7 @@ impl Rotation {
             (false, true) => RotationGoal::Revoked,
         };
         let out = ctx.out;
-        let text = wait_for_rotation(&mut ctx.client, self.root, goal, until, |reason| out.note(reason)).await?;
+        let text = ctx.client.wait_for_rotation(self.root, goal, until, |reason| out.note(reason)).await?;
         self.roots = parse(&text)?;
         self.answer.extend(parse::<Map<String, Value>>(&text)?);
         self.settled = true;

@@ -1,6 +1,6 @@
 //! `muster events`: past events, and with `--watch` new ones.
 
-use muster_client::{Failure, Outcome, parse};
+use muster_client::{Failure, Outcome};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, EventKind, EventView, EventsView, ID_LEN, NodeView, Revision, WallTime, word};
 use serde::Deserialize;
@@ -124,13 +124,16 @@ enum Shown {
     OwnLease,
 }
 
-/// Continues from the last revision; ends like [`Context::poll`].
-async fn watch(ctx: &mut Context, mut since: u64, chosen: &Chosen) -> Outcome<u8> {
+/// Continues from the last revision. Events that are no longer kept are reported, and left out.
+async fn watch(ctx: &mut Context, since: u64, chosen: &Chosen) -> Outcome<u8> {
     let mut names = ctx.names().await;
+    let mut events = ctx.client.watch_events(Revision(since)).skipping_lost();
     loop {
-        let request = Request::Events { since: Revision(since), wait_ms: ctx.poll_wait_ms() };
-        let mut page: EventsView<Value> = parse(&ctx.poll(&request).await?)?;
-        since = since.max(page.revision.0);
+        let since = events.position();
+        let mut page: EventsView<Value> = events.next().await?;
+        if let Some(before) = page.incomplete_before.filter(|_| since != Revision(0)) {
+            ctx.out.note(format!("some events between revisions {since} and {before} are no longer kept"));
+        }
         page.items.retain(|event| chosen.shows(event) == Shown::Yes);
         if ctx.out.is_json() {
             page.items.iter().for_each(|event| print(&event.to_string()));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use muster_client::{Failure, Outcome, parse};
+use muster_client::{Failure, Outcome, Settled, parse};
 use muster_messages::wire::{AutopilotRequest, ListOf, Request};
 use muster_messages::{
     ErrorCode, Generation, NodeListView, NodeMayStopView, NodeRemovedView, NodeRenamedView, NodeView, Role,
@@ -19,7 +19,6 @@ use crate::cli::duration::millis;
 use crate::cli::output::{lines, printable, without_fraction};
 use crate::cli::render;
 use crate::cli::tally::Tally;
-use crate::cli::waiting::{Settled, wait_until_it_may_stop, wait_until_settled};
 
 pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     match command {
@@ -103,7 +102,7 @@ async fn may_stop(ctx: &mut Context, node: String, wait: Option<Duration>) -> Ou
         Some(wait) => {
             let out = ctx.out;
             let say = |why: &str| out.note(format!("waiting: {why}"));
-            wait_until_it_may_stop(&mut ctx.client, &node, Instant::now() + wait, say).await?
+            ctx.client.wait_until_it_may_stop(&node, Instant::now() + wait, say).await?
         }
     };
     ctx.print(&text, |_| "yes".to_owned(), |view: &NodeMayStopView| render::may_stop(view))
@@ -181,7 +180,7 @@ async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<
             let (id, name) = (result.accepted.node.to_string(), result.accepted.name.to_string());
             let say = |reason: &str| ctx.out.note(format!("{name}: {reason}"));
             // By id: another node could take the name.
-            let outcome = wait_until_settled(&mut ctx.client, &id, role, until, say).await;
+            let outcome = ctx.client.wait_until_settled(&id, role, until, say).await;
             result.record(tally.note(ctx.out.format, outcome.map_err(|f| with_node(&name, several, f))));
         }
     }

@@ -12,7 +12,6 @@ use muster_messages::{
 };
 
 use super::cluster::LocalCluster;
-use crate::cli::waiting::{wait_for_rotation, wait_until_settled};
 
 /// The nodes, read with a quorum.
 pub async fn nodes(cluster: &LocalCluster) -> Outcome<Vec<NodeView>> {
@@ -39,8 +38,8 @@ pub async fn manager_except(cluster: &LocalCluster, except: &str) -> Outcome<Str
 pub async fn change_role(cluster: &LocalCluster, node: &str, role: Role) -> Outcome<Duration> {
     let mut client = cluster.client(&manager_except(cluster, node).await?);
     let begun = Instant::now();
-    client.call(Request::SetRole { node: node.to_owned(), role }).await?;
-    wait_until_settled(&mut client, node, role, begun + WAIT_LIMIT, |_| {}).await?;
+    client.set_role(node, role).await?;
+    client.wait_until_settled(node, role, begun + WAIT_LIMIT, |_| {}).await?;
     Ok(begun.elapsed())
 }
 
@@ -51,7 +50,7 @@ pub async fn rotate_root(cluster: &LocalCluster) -> Outcome<Duration> {
     let request = Request::RootRotate { prepare: false, compromised: false };
     let begin: RootChangeView = parse(&client.call(request).await?)?;
     let root = begin.root.ok_or_else(|| Failure::internal("the answer to a rotation names no root"))?;
-    wait_for_rotation(&mut client, root, RotationGoal::Renewed, begun + WAIT_LIMIT, |_| {}).await?;
+    client.wait_for_rotation(root, RotationGoal::Renewed, begun + WAIT_LIMIT, |_| {}).await?;
     Ok(begun.elapsed())
 }
 

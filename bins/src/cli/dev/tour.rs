@@ -19,7 +19,6 @@ use super::steps::{
 use crate::cli::duration::{format_duration, millis};
 use crate::cli::output::{Out, print};
 use crate::cli::signals::Interrupts;
-use crate::cli::waiting::wait_until_settled;
 use crate::stderr::say;
 
 const ROLE_MANAGER: &str = "node/manager/leader/role-manager";
@@ -223,7 +222,7 @@ async fn crash_role_manager(cluster: &mut LocalCluster) -> Outcome<StepReport> {
     let CrashRecovery { before, after, took } = outcome?;
     let begun = Instant::now();
     let mut client = cluster.client(&manager_except(cluster, &name).await?);
-    wait_until_settled(&mut client, &name, Role::Manager, begun + WAIT_LIMIT, |_| {}).await?;
+    client.wait_until_settled(&name, Role::Manager, begun + WAIT_LIMIT, |_| {}).await?;
     let finished = format_duration(begun.elapsed());
     StepReport::timed(
         took,

@@ -16,7 +16,6 @@ use serde::de::DeserializeOwned;
 
 use crate::cli::dev::cluster::LocalCluster;
 use crate::cli::dev::steps::write;
-use crate::cli::waiting::wait_until_settled;
 
 /// The pause between two questions whose answer the leader counts from all nodes.
 const STATUS_INTERVAL: Duration = Duration::from_millis(100);
@@ -158,8 +157,8 @@ impl<'a> Managers<'a> {
     pub async fn change_role(&self, role: Role) -> Outcome<Duration> {
         let mut client = self.cluster.client(&self.managers[0].name);
         let (begun, node) = (Instant::now(), self.worker.node.to_string());
-        client.call(Request::SetRole { node: node.clone(), role }).await?;
-        wait_until_settled(&mut client, &node, role, begun + self.limit, |_| {}).await?;
+        client.set_role(&node, role).await?;
+        client.wait_until_settled(&node, role, begun + self.limit, |_| {}).await?;
         Ok(begun.elapsed())
     }
 

@@ -3,13 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use muster_client::{
-    Client, Failure, Outcome, Progress, RotationGoal, autolock_progress, parse, progress, remaining_work,
-    rotation_progress,
-};
 use muster_messages::wire::Request;
 use muster_messages::{AutolockView, ErrorCode, NodeWatched, Revision, Role, RootId, RootsView, millis};
 use serde_json::json;
+
+use crate::autolock::autolock_progress;
+use crate::client::{Client, parse};
+use crate::failure::{Failure, Outcome};
+use crate::rotation::{RotationGoal, rotation_progress};
+use crate::settled::{Progress, progress, remaining_work};
 
 /// The longest time between two answers: reasons that only the leader knows change without a change of the node.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
@@ -31,115 +33,121 @@ const MIN_REASON_DURATION: Duration = Duration::from_millis(500);
 /// How far a settled change is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
+    /// Everything agrees.
     Fully,
     /// The node is down; this is left for it to do when it returns.
     PendingReturn(String),
 }
 
-/// Watches a node until its change is in force, and reports what it waits for, once for each reason. An accepted change
-/// continues when the time is up.
-pub async fn wait_until_settled(
-    client: &mut Client,
-    node: &str,
-    role: Role,
-    until: Instant,
-    mut say: impl FnMut(&str),
-) -> Outcome<Settled> {
-    let mut last = "no manager has answered yet".to_owned();
-    let mut reasons = Reasons::new(Instant::now());
-    let mut seen = 0;
-    loop {
-        if reasons.should_report(&last, Instant::now()) {
-            say(&last);
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Failure::new(
-                ErrorCode::TimedOut,
-                format!("timed out; the change was accepted and continues: {last}"),
-            )
-            .with_details(json!({"node": node, "reason": last})));
-        }
-        let request = Request::NodeWatch { node: node.to_owned(), seen, wait_ms: millis(WATCH_INTERVAL) };
-        match client.call_within(request, left.min(WATCH_TIMEOUT)).await {
-            Ok(text) => {
-                let watched = parse::<NodeWatched>(&text)?;
-                seen = watched.seen;
-                match progress(&watched.node, role) {
-                    Progress::Settled => {
-                        return Ok(remaining_work(&watched.node, role).map_or(Settled::Fully, Settled::PendingReturn));
-                    }
-                    Progress::Waiting(reason) => last = reason,
-                    Progress::Overridden => {
-                        let other = format!("the desired role was changed to {} by another request", other_than(role));
-                        return Err(Failure::new(ErrorCode::Conflict, other).with_details(json!({"node": node})));
+impl Client {
+    /// Watches a node until its change is in force, and reports what it waits for, once for each reason. An accepted change
+    /// continues when the time is up.
+    pub async fn wait_until_settled(
+        &mut self,
+        node: &str,
+        role: Role,
+        until: Instant,
+        mut say: impl FnMut(&str),
+    ) -> Outcome<Settled> {
+        let mut last = "no manager has answered yet".to_owned();
+        let mut reasons = Reasons::new(Instant::now());
+        let mut seen = 0;
+        loop {
+            if reasons.should_report(&last, Instant::now()) {
+                say(&last);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::new(
+                    ErrorCode::TimedOut,
+                    format!("timed out; the change was accepted and continues: {last}"),
+                )
+                .with_details(json!({"node": node, "reason": last})));
+            }
+            let request = Request::NodeWatch { node: node.to_owned(), seen, wait_ms: millis(WATCH_INTERVAL) };
+            match self.call_within(request, left.min(WATCH_TIMEOUT)).await {
+                Ok(text) => {
+                    let watched = parse::<NodeWatched>(&text)?;
+                    seen = watched.seen;
+                    match progress(&watched.node, role) {
+                        Progress::Settled => {
+                            return Ok(
+                                remaining_work(&watched.node, role).map_or(Settled::Fully, Settled::PendingReturn)
+                            );
+                        }
+                        Progress::Waiting(reason) => last = reason,
+                        Progress::Overridden => {
+                            let other =
+                                format!("the desired role was changed to {} by another request", other_than(role));
+                            return Err(Failure::new(ErrorCode::Conflict, other).with_details(json!({"node": node})));
+                        }
                     }
                 }
+                // Many role changes include a leader change.
+                Err(failure) if failure.exit == ErrorCode::NoQuorum.exit_status() => last = failure.message,
+                Err(failure) if failure.is(ErrorCode::TimedOut) => last = failure.message,
+                Err(failure) => return Err(failure),
             }
-            // Many role changes include a leader change.
-            Err(failure) if failure.exit == ErrorCode::NoQuorum.exit_status() => last = failure.message,
-            Err(failure) if failure.is(ErrorCode::TimedOut) => last = failure.message,
-            Err(failure) => return Err(failure),
+            tokio::time::sleep(MIN_PAUSE.min(left)).await;
         }
-        tokio::time::sleep(MIN_PAUSE.min(left)).await;
     }
-}
 
-/// Asks about a rotation until it has reached its goal, and reports what it waits for, once for each reason. Returns the roots as
-/// JSON. An accepted rotation continues when the time is up.
-pub async fn wait_for_rotation(
-    client: &mut Client,
-    root: RootId,
-    goal: RotationGoal,
-    until: Instant,
-    say: impl FnMut(&str),
-) -> Outcome<String> {
-    let wait = Wait {
-        request: Request::RootList,
-        pause: COSTLY_PAUSE,
-        accepted: "the rotation was accepted and continues",
-        passes: Failure::is_transient,
-        replaced: format!("root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"),
-        about: ("root", json!(root)),
-    };
-    wait.run(client, until, say, |text| Ok(rotation_progress(&parse::<RootsView>(text)?, root, goal))).await
-}
+    /// Asks about a rotation until it has reached its goal, and reports what it waits for, once for each reason. Returns the roots as
+    /// JSON. An accepted rotation continues when the time is up.
+    pub async fn wait_for_rotation(
+        &mut self,
+        root: RootId,
+        goal: RotationGoal,
+        until: Instant,
+        say: impl FnMut(&str),
+    ) -> Outcome<String> {
+        let wait = Wait {
+            request: Request::RootList,
+            pause: COSTLY_PAUSE,
+            accepted: "the rotation was accepted and continues",
+            passes: Failure::is_transient,
+            replaced: format!("root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"),
+            about: ("root", json!(root)),
+        };
+        wait.run(self, until, say, |text| Ok(rotation_progress(&parse::<RootsView>(text)?, root, goal))).await
+    }
 
-/// Asks about the seals of managers until those that are ready have taken this version of the unlock key. An accepted change continues
-/// when the time is up.
-pub async fn wait_for_seals(
-    client: &mut Client,
-    version: Revision,
-    until: Instant,
-    say: impl FnMut(&str),
-) -> Outcome<String> {
-    let wait = Wait {
-        request: Request::AutolockStatus,
-        pause: SEAL_PAUSE,
-        accepted: "the change was accepted and continues",
-        passes: Failure::is_transient,
-        replaced: format!("version {version} of the unlock key was replaced by another request"),
-        about: ("version", json!(version)),
-    };
-    wait.run(client, until, say, |text| Ok(autolock_progress(&parse::<AutolockView>(text)?, version))).await
-}
+    /// Asks about the seals of managers until those that are ready have taken this version of the unlock key. An accepted change continues
+    /// when the time is up.
+    pub async fn wait_for_seals(
+        &mut self,
+        version: Revision,
+        until: Instant,
+        say: impl FnMut(&str),
+    ) -> Outcome<String> {
+        let wait = Wait {
+            request: Request::AutolockStatus,
+            pause: SEAL_PAUSE,
+            accepted: "the change was accepted and continues",
+            passes: Failure::is_transient,
+            replaced: format!("version {version} of the unlock key was replaced by another request"),
+            about: ("version", json!(version)),
+        };
+        wait.run(self, until, say, |text| Ok(autolock_progress(&parse::<AutolockView>(text)?, version))).await
+    }
 
-/// Asks until a node may be stopped, and reports why it may not, once for each reason. Returns the answer as JSON.
-pub async fn wait_until_it_may_stop(
-    client: &mut Client,
-    node: &str,
-    until: Instant,
-    say: impl FnMut(&str),
-) -> Outcome<String> {
-    let wait = Wait {
-        request: Request::NodeMayStop { node: node.to_owned() },
-        pause: COSTLY_PAUSE,
-        accepted: "",
-        passes: |failure| failure.may_pass() || failure.is(ErrorCode::QuorumAtRisk),
-        replaced: String::new(),
-        about: ("node", json!(node)),
-    };
-    wait.run(client, until, say, |_| Ok(Progress::Settled)).await
+    /// Asks until a node may be stopped, and reports why it may not, once for each reason. Returns the answer as JSON.
+    pub async fn wait_until_it_may_stop(
+        &mut self,
+        node: &str,
+        until: Instant,
+        say: impl FnMut(&str),
+    ) -> Outcome<String> {
+        let wait = Wait {
+            request: Request::NodeMayStop { node: node.to_owned() },
+            pause: COSTLY_PAUSE,
+            accepted: "",
+            passes: |failure| failure.may_pass() || failure.is(ErrorCode::QuorumAtRisk),
+            replaced: String::new(),
+            about: ("node", json!(node)),
+        };
+        wait.run(self, until, say, |_| Ok(Progress::Settled)).await
+    }
 }
 
 /// A wait for an accepted change, by asking again and again.

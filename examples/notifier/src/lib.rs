@@ -1,0 +1,165 @@
+//! Two actors of a program's own, in the tree of its daemon. `notifier` follows the cluster's events and decides what is worth a note; `notes`
+//! writes notes to a file. docs/embedding.md shows them at work, and `tests/` how they are tested without a cluster.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use muster::daemon::Host;
+use muster_client::{Client, EventView, EventWatch, EventsView, Outcome, Revision};
+use muster_kernel::{Address, Children, Cx, Fault, Named, Recipient, Shell, Slot, Spec};
+use serde_json::{Value, json};
+
+/// How long one question to the daemon may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause after a failure that may pass.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Starts both in a daemon, in this order.
+pub fn start(host: &Host, children: &Children) -> Result<(), Fault> {
+    let (notes, notifier) = (Address::<NotesMsg>::new(256), Address::new(8));
+    let file = host.data_dir.join("own-notes");
+    children.start(Spec::actor("notes", notes.clone(), move || Ok(Notes { file: file.clone(), written: 0 })));
+    let (socket, position) = (host.socket.clone(), Slot::new());
+    let open =
+        move || -> Box<dyn Events> { Box::new(Followed { client: Client::to_socket(&socket, TIMEOUT), watch: None }) };
+    children.start(
+        Spec::actor("notifier", notifier, move || Ok(Notifier::new(open(), notes.recipient(), position.clone())))
+            .requires("notes"),
+    );
+    Ok(())
+}
+
+/// Where events come from. A test has its own.
+pub trait Events: Send + 'static {
+    /// The next ones after a position; without one, those that happen from now on.
+    fn next(&mut self, after: Option<Revision>) -> BoxFuture<'_, Outcome<EventsView<EventView>>>;
+}
+
+/// The events of a cluster, by the socket of the daemon around.
+struct Followed {
+    client: Client,
+    watch: Option<EventWatch>,
+}
+
+impl Events for Followed {
+    fn next(&mut self, after: Option<Revision>) -> BoxFuture<'_, Outcome<EventsView<EventView>>> {
+        Box::pin(async move {
+            if self.watch.as_ref().is_none_or(|watch| Some(watch.position()) != after) {
+                let since = match after {
+                    Some(position) => position,
+                    None => self.client.nodes().await?.revision,
+                };
+                self.watch = Some(self.client.watch_events(since));
+            }
+            let watch = self.watch.as_mut().expect("it was just opened");
+            watch.next().await
+        })
+    }
+}
+
+/// Messages of the notifier: only its own task sends it any.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
+pub enum NotifierMsg {
+    /// The next events, or why there are none. With the source, for the next question. Lost with the incarnation that asked: the next one
+    /// asks from the same position.
+    Arrived { events: Box<dyn Events>, page: Outcome<EventsView<EventView>> },
+}
+
+/// Follows events, and has notes written of those about nodes.
+pub struct Notifier {
+    events: Option<Box<dyn Events>>,
+    notes: Recipient<NotesMsg>,
+    /// Up to where notes were sent. It outlives a crash of the actor, and not one of the process.
+    position: Slot<Revision>,
+    noted: u64,
+}
+
+impl Notifier {
+    /// A notifier for these events.
+    pub fn new(events: Box<dyn Events>, notes: Recipient<NotesMsg>, position: Slot<Revision>) -> Self {
+        Self { events: Some(events), notes, position, noted: 0 }
+    }
+
+    fn ask(cx: &Cx<NotifierMsg>, mut events: Box<dyn Events>, after: Option<Revision>, pause: Duration) {
+        cx.report(async move {
+            tokio::time::sleep(pause).await;
+            let page = events.next(after).await;
+            NotifierMsg::Arrived { events, page }
+        });
+    }
+}
+
+impl Shell for Notifier {
+    type Msg = NotifierMsg;
+    const KIND: &'static str = "Notifier";
+
+    async fn started(&mut self, cx: &Cx<NotifierMsg>) -> Result<(), Fault> {
+        let events = self.events.take().expect("a new incarnation has them");
+        Self::ask(cx, events, self.position.get(), Duration::ZERO);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<NotifierMsg>, msg: NotifierMsg) -> Result<(), Fault> {
+        let NotifierMsg::Arrived { events, page } = msg;
+        match page {
+            Ok(page) => {
+                for line in page.items.iter().filter_map(note) {
+                    // A full mailbox is a fault: the next incarnation asks for the same events again.
+                    self.notes.tell(NotesMsg::Append { line })?;
+                    self.noted += 1;
+                }
+                self.position.set(page.revision);
+                Self::ask(cx, events, Some(page.revision), Duration::ZERO);
+            }
+            Err(failure) if failure.may_pass() => Self::ask(cx, events, self.position.get(), PAUSE),
+            Err(failure) => return Err(Fault(failure.to_string())),
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        json!({"position": self.position.get(), "noted": self.noted})
+    }
+}
+
+/// What is noted of an event, if it is.
+fn note(event: &EventView) -> Option<String> {
+    let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+    ["node", "role", "membership"]
+        .contains(&event.kind.as_str())
+        .then(|| format!("{} {}: {} -> {}", event.revision, event.reason, text(&event.before), text(&event.after)))
+}
+
+/// Messages of the writer.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
+pub enum NotesMsg {
+    /// Appends a line. Lost if the actor fails before it is written; repeated: written twice.
+    Append { line: String },
+}
+
+/// Writes notes to a file. A failure of the disk is a fault, and its supervisor starts it again.
+pub struct Notes {
+    file: PathBuf,
+    written: u64,
+}
+
+impl Shell for Notes {
+    type Msg = NotesMsg;
+    const KIND: &'static str = "Notes";
+
+    async fn handle(&mut self, _cx: &Cx<NotesMsg>, NotesMsg::Append { line }: NotesMsg) -> Result<(), Fault> {
+        let mut file = OpenOptions::new().create(true).append(true).open(&self.file)?;
+        file.write_all(format!("{line}\n").as_bytes())?;
+        self.written += 1;
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        json!({"written": self.written})
+    }
+}
