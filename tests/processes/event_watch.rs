@@ -41,10 +41,10 @@ fn event_watch_of_a_client_goes_on_at_another_manager() {
 
     let start = world.wait_for(client.nodes()).expect("an answer").revision;
     let (mut position, mut seen) = (start, Vec::new());
-    let labelled = |world: &World, by: &str, round: usize| {
-        let label = format!("round=r{round}r");
-        world.muster_insists_at(by, &["node", "update", "n1", "--label-add", &label]);
-        format!("r{round}r")
+    // Each write has an event.
+    let write = |world: &World, by: &str| {
+        let made = world.muster_insists_at(by, &["token", "create", "--role", "worker"]);
+        format!("worker token {}", made["id"].as_str().expect("an id"))
     };
     for (round, name) in ["n1", "n2", "n3", "n1"].into_iter().enumerate() {
         let by = world.other_than(&[name]);
@@ -54,7 +54,7 @@ fn event_watch_of_a_client_goes_on_at_another_manager() {
         } else {
             world.node(name).kill();
         }
-        let text = labelled(&world, &by, round);
+        let text = write(&world, &by);
         // A clone has its own connection, and begins where the one before has stopped.
         position = world.wait_for(follow(&client, position, &text, &mut seen));
         if freezes {

@@ -2,8 +2,8 @@
 //! writes notes to a file. docs/embedding.md shows them at work, and `tests/` how they are tested without a cluster.
 
 use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -20,22 +20,35 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Starts both in a daemon, in this order.
 pub fn start(host: &Host, children: &Children) -> Result<(), Fault> {
     let (notes, notifier) = (Address::<NotesMsg>::new(256), Address::new(8));
-    let file = host.data_dir.join("own-notes");
+    let (file, position) = (host.data_dir.join("own-notes"), Slot::new());
+    position.set(last_noted(&file)?);
     children.start(Spec::actor("notes", notes.clone(), move || Ok(Notes { file: file.clone(), written: 0 })));
-    let (socket, position) = (host.socket.clone(), Slot::new());
-    let open =
-        move || -> Box<dyn Events> { Box::new(Followed { client: Client::to_socket(&socket, TIMEOUT), watch: None }) };
+    let socket = host.socket.clone();
     children.start(
-        Spec::actor("notifier", notifier, move || Ok(Notifier::new(open(), notes.recipient(), position.clone())))
-            .requires("notes"),
+        Spec::actor("notifier", notifier, move || {
+            let events = Followed { client: Client::to_socket(&socket, TIMEOUT), watch: None };
+            Ok(Notifier::new(Box::new(events), notes.recipient(), position.clone()))
+        })
+        .requires("notes"),
     );
     Ok(())
 }
 
+/// The revision of the last note: a process goes on where the one before has stopped. 0 without notes.
+fn last_noted(file: &Path) -> Result<Revision, Fault> {
+    let text = match std::fs::read_to_string(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Revision(0)),
+        read => read?,
+    };
+    let Some(line) = text.lines().next_back() else { return Ok(Revision(0)) };
+    let number = line.split(' ').next().and_then(|word| word.parse().ok());
+    number.map(Revision).ok_or_else(|| Fault(format!("{}: the last line has no revision", file.display())))
+}
+
 /// Where events come from. A test has its own.
 pub trait Events: Send + 'static {
-    /// The next ones after a position; without one, those that happen from now on.
-    fn next(&mut self, after: Option<Revision>) -> BoxFuture<'_, Outcome<EventsView<EventView>>>;
+    /// The next ones after a position; 0: from the oldest one that is kept.
+    fn next(&mut self, after: Revision) -> BoxFuture<'_, Outcome<EventsView<EventView>>>;
 }
 
 /// The events of a cluster, by the socket of the daemon around.
@@ -45,18 +58,9 @@ struct Followed {
 }
 
 impl Events for Followed {
-    fn next(&mut self, after: Option<Revision>) -> BoxFuture<'_, Outcome<EventsView<EventView>>> {
-        Box::pin(async move {
-            if self.watch.as_ref().is_none_or(|watch| Some(watch.position()) != after) {
-                let since = match after {
-                    Some(position) => position,
-                    None => self.client.nodes().await?.revision,
-                };
-                self.watch = Some(self.client.watch_events(since));
-            }
-            let watch = self.watch.as_mut().expect("it was just opened");
-            watch.next().await
-        })
+    fn next(&mut self, after: Revision) -> BoxFuture<'_, Outcome<EventsView<EventView>>> {
+        let watch = self.watch.get_or_insert_with(|| self.client.watch_events(after));
+        Box::pin(watch.next())
     }
 }
 
@@ -75,7 +79,7 @@ pub struct Notifier {
     notes: Recipient<NotesMsg>,
     /// Up to where notes were sent. It outlives a crash of the actor, and not one of the process.
     position: Slot<Revision>,
-    noted: u64,
+    noted: usize,
 }
 
 impl Notifier {
@@ -84,7 +88,8 @@ impl Notifier {
         Self { events: Some(events), notes, position, noted: 0 }
     }
 
-    fn ask(cx: &Cx<NotifierMsg>, mut events: Box<dyn Events>, after: Option<Revision>, pause: Duration) {
+    fn ask(&self, cx: &Cx<NotifierMsg>, mut events: Box<dyn Events>, pause: Duration) {
+        let after = self.position.get().unwrap_or(Revision(0));
         cx.report(async move {
             tokio::time::sleep(pause).await;
             let page = events.next(after).await;
@@ -99,7 +104,7 @@ impl Shell for Notifier {
 
     async fn started(&mut self, cx: &Cx<NotifierMsg>) -> Result<(), Fault> {
         let events = self.events.take().expect("a new incarnation has them");
-        Self::ask(cx, events, self.position.get(), Duration::ZERO);
+        self.ask(cx, events, Duration::ZERO);
         Ok(())
     }
 
@@ -107,15 +112,16 @@ impl Shell for Notifier {
         let NotifierMsg::Arrived { events, page } = msg;
         match page {
             Ok(page) => {
-                for line in page.items.iter().filter_map(note) {
+                let lines: Vec<String> = page.items.iter().filter_map(note).collect();
+                self.noted += lines.len();
+                if !lines.is_empty() {
                     // A full mailbox is a fault: the next incarnation asks for the same events again.
-                    self.notes.tell(NotesMsg::Append { line })?;
-                    self.noted += 1;
+                    self.notes.tell(NotesMsg::Append { lines })?;
                 }
                 self.position.set(page.revision);
-                Self::ask(cx, events, Some(page.revision), Duration::ZERO);
+                self.ask(cx, events, Duration::ZERO);
             }
-            Err(failure) if failure.may_pass() => Self::ask(cx, events, self.position.get(), PAUSE),
+            Err(failure) if failure.may_pass() => self.ask(cx, events, PAUSE),
             Err(failure) => return Err(Fault(failure.to_string())),
         }
         Ok(())
@@ -138,24 +144,25 @@ fn note(event: &EventView) -> Option<String> {
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum NotesMsg {
-    /// Appends a line. Lost if the actor fails before it is written; repeated: written twice.
-    Append { line: String },
+    /// Appends the notes of one page. Lost if the actor fails before they are written; repeated: written twice.
+    Append { lines: Vec<String> },
 }
 
 /// Writes notes to a file. A failure of the disk is a fault, and its supervisor starts it again.
 pub struct Notes {
     file: PathBuf,
-    written: u64,
+    written: usize,
 }
 
 impl Shell for Notes {
     type Msg = NotesMsg;
     const KIND: &'static str = "Notes";
 
-    async fn handle(&mut self, _cx: &Cx<NotesMsg>, NotesMsg::Append { line }: NotesMsg) -> Result<(), Fault> {
+    async fn handle(&mut self, _cx: &Cx<NotesMsg>, NotesMsg::Append { lines }: NotesMsg) -> Result<(), Fault> {
         let mut file = OpenOptions::new().create(true).append(true).open(&self.file)?;
-        file.write_all(format!("{line}\n").as_bytes())?;
-        self.written += 1;
+        // In one write: a page is in the file as a whole, or not at all.
+        file.write_all((lines.join("\n") + "\n").as_bytes())?;
+        self.written += lines.len();
         Ok(())
     }
 

@@ -13,12 +13,12 @@ use serde_json::json;
 #[derive(Clone, Default)]
 struct Script {
     answers: Arc<Mutex<Vec<Outcome<EventsView<EventView>>>>>,
-    asked: Arc<Mutex<Vec<Option<u64>>>>,
+    asked: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Events for Script {
-    fn next(&mut self, after: Option<Revision>) -> BoxFuture<'_, Outcome<EventsView<EventView>>> {
-        self.asked.lock().expect("no test panicked with it").push(after.map(|revision| revision.0));
+    fn next(&mut self, after: Revision) -> BoxFuture<'_, Outcome<EventsView<EventView>>> {
+        self.asked.lock().expect("no test panicked with it").push(after.0);
         let mut answers = self.answers.lock().expect("no test panicked with it");
         if answers.is_empty() {
             return Box::pin(std::future::pending());
@@ -48,17 +48,17 @@ fn started(harness: &ActorHarness, notes: &Probe<NotesMsg>, answers: Vec<Outcome
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_of_nodes_are_noted_and_failures_that_pass_are_waited_for() {
+async fn events_of_nodes_are_noted_also_after_a_time_without_leader() {
     let harness = ActorHarness::start().await;
     let mut notes = harness.probe("notes");
     let away = Err(Failure::new(ErrorCode::NoQuorum, "no leader"));
     let script = started(&harness, &notes, vec![page(7, &["node", "lease"]), away, page(9, &["role"])]);
     for expected in ["7 it changed: - -> down", "9 it changed: - -> down"] {
-        let line = notes.expect("a note", |NotesMsg::Append { line }| Some(line)).await;
-        assert_eq!(line, expected);
+        let lines = notes.expect("a note", |NotesMsg::Append { lines }| Some(lines)).await;
+        assert_eq!(lines, [expected]);
     }
     harness.healthy("node/notifier", 1).await;
-    assert_eq!(script.asked.lock().unwrap()[..3], [None, Some(7), Some(7)]);
+    assert_eq!(script.asked.lock().unwrap()[..3], [0, 7, 7]);
     harness.finish().await;
 }
 
@@ -67,10 +67,10 @@ async fn crashed_notifier_goes_on_where_it_was() {
     let mut harness = ActorHarness::start().await;
     let mut notes = harness.probe("notes");
     let script = started(&harness, &notes, vec![page(7, &["node"])]);
-    notes.until("the note", |NotesMsg::Append { line }| line.starts_with('7')).await;
+    notes.until("the note", |NotesMsg::Append { lines }| lines[0].starts_with('7')).await;
     harness.crash("node/notifier", CrashHow::Panic);
     harness.healthy("node/notifier", 2).await;
-    assert_eq!(script.asked.lock().unwrap()[..], [None, Some(7), Some(7)]);
+    assert_eq!(script.asked.lock().unwrap()[..], [0, 7, 7]);
     harness.finish().await;
 }
 
