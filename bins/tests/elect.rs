@@ -315,6 +315,7 @@ fn killing_muster_ends_its_command_in_time() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn when_muster_is_frozen_its_command_is_gone_in_time() {
     let play = Play::start(IGNORES_TERM, SHORT);
     let processes = play.processes(3);
@@ -326,6 +327,7 @@ fn when_muster_is_frozen_its_command_is_gone_in_time() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn command_is_gone_at_once_after_a_long_total_freeze() {
     let play = Play::start(IGNORES_TERM, SHORT);
     let guardian = play.guardian();

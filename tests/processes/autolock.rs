@@ -61,6 +61,7 @@ fn seals(world: &World) -> Vec<(String, String, Option<u64>)> {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn locked_manager_serves_nothing_until_it_has_its_key() {
     let mut world = World::with(3, 1);
     let off = world.muster(&["autolock", "key"]).ended(6);
@@ -280,6 +281,7 @@ fn unlock_command_that_hangs_leaves_no_process() {
 
 /// A key file that hangs hides neither the locked daemon nor the other ways to unlock it.
 #[test]
+#[ignore = "full tier"]
 fn key_file_that_hangs_does_not_hide_a_locked_daemon() {
     let mut world = World::with(1, 0);
     let on = switched_on(&world);

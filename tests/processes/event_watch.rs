@@ -30,6 +30,7 @@ async fn follow(client: &Client, since: Revision, text: &str, seen: &mut Vec<Eve
 
 /// Each manager is killed, and the first one frozen, while the watch may be connected to it.
 #[test]
+#[ignore = "full tier"]
 fn event_watch_of_a_client_goes_on_at_another_manager() {
     let mut world = World::with(3, 0);
     let file = world.folder().join("ann.json");

@@ -50,6 +50,7 @@ pub fn key_lines(pem: &str) -> Vec<String> {
 
 /// After founding, joins, writes, snapshots and restarts; with a clear slot, with an unlock key, and in clear again.
 #[test]
+#[ignore = "full tier"]
 fn a_managers_disk_shows_no_secrets() {
     let mut world = World::with_settings("snapshot_entries = 100\nkeep_entries = 10\n", 2, 1);
     let mut secrets = token_secrets(&world);

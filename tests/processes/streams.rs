@@ -85,6 +85,7 @@ fn rename(socket: &Path, stop: &AtomicBool) -> u64 {
 
 /// A18. Each event once and in order, over three managers that are killed one after the other while others write.
 #[test]
+#[ignore = "full tier"]
 fn event_stream_continues_at_another_manager() {
     let mut world = World::with(4, 0);
     // Three of four survive, and the writer's own manager is never the one.

@@ -77,6 +77,7 @@ fn end_of(world: &World, mut stream: Svids) -> Status {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn program_is_a_workload_while_its_entry_applies() {
     let mut world = World::with(1, 1);
     let socket = serves(&mut world, "n2");

@@ -9,9 +9,7 @@ use muster_messages::{
     Liveness, Member, NodeId, NodeRecord, PeerProgress, Principal, RaftId, RaftRole, RaftStatus, Replica, RequestId,
     Revision, Role, Tables, Term, WallTime,
 };
-use muster_role_manager::core::{
-    Answer, AskId, Config, Effect, Input, Now, RequestedChange, RoleManager, RoleRequest,
-};
+use muster_role_manager::core::{Answer, AskId, Config, Effect, Input, Now, RequestedChange, RoleManager, RoleRequest};
 
 fn main() {
     println!("n1 and n2 answer: {}", demotion_of_n2(&[1, 2, 3]));

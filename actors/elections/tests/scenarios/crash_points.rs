@@ -331,6 +331,7 @@ async fn another_leads(below: bool, fuse: Fuse) {
 }
 
 #[tokio::test(start_paused = true)]
+#[ignore = "full tier"]
 async fn new_leadership_starts_from_the_log_wherever_actors_crash() {
     for below in [false, true] {
         let points = at_every_point(async |fuse| another_leads(below, fuse).await).await;

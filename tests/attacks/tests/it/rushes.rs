@@ -67,6 +67,7 @@ async fn api_answers_every_request_under_load() {
 
 /// A follower forwards to the leader, which others at this manager must reach as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "full tier"]
 async fn follower_answers_every_request_under_load() {
     let cluster = cluster(3).await;
     // Other programs may also cost a leader its leadership: then the run is repeated.
@@ -84,6 +85,7 @@ async fn follower_answers_every_request_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "full tier"]
 async fn join_service_answers_every_request_under_load() {
     let cluster = cluster(1).await;
     let seen = rushes(&cluster, "n1", rush(Door::Join, Say::Writes, 4_000)).await;
