@@ -1,4 +1,4 @@
-//! The typed client: its watch goes on at another manager, with nothing missed or repeated.
+//! The typed client: its watch continues at another manager, with nothing missed or repeated.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn follow(client: &Client, since: Revision, text: &str, seen: &mut Vec<Eve
 /// Each manager is killed, and the first one frozen, while the watch may be connected to it.
 #[test]
 #[ignore = "full tier"]
-fn event_watch_of_a_client_goes_on_at_another_manager() {
+fn event_watch_of_a_client_continues_at_another_manager() {
     let mut world = World::with(3, 0);
     let file = world.folder().join("ann.json");
     world.muster(&["user", "create", "ann", "--admin", "--out", file.to_str().expect("text")]).ended(0);

@@ -31,7 +31,7 @@ fn demotion_of_n2(answering: &[u64]) -> String {
     let (mut effects, mut now, mut wake) = (Vec::new(), Now::default(), Now::default().at);
     // Bounded: the first proposal or answer ends it.
     for _ in 0..30 {
-        // When there is nothing to tell it, time goes on until it wants to be woken.
+        // Without an input, time advances to when the core asked to be woken.
         let input = inputs.pop().unwrap_or_else(|| {
             now.at = wake;
             Input::Woke

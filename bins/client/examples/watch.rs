@@ -1,4 +1,4 @@
-//! Prints role changes as they happen, and goes on where it was after a restart: `cargo run -p muster-client --example watch [SOCKET] [STORE]`.
+//! Prints role changes as they happen, and resumes after a restart: `cargo run -p muster-client --example watch [SOCKET] [STORE]`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ async fn follow(socket: &str, store: &Path) -> Outcome {
     loop {
         let page: EventsView<EventView> = match watch.next().await {
             Ok(page) => page,
-            // Nobody answers at the moment.
+            // No daemon or manager answers at the moment.
             Err(failure) if failure.may_pass() => {
                 eprintln!("{failure}");
                 continue;

@@ -45,7 +45,7 @@ pub struct Client {
     when_slow: Option<fn(&Target)>,
 }
 
-/// A client of the same servers with a connection of its own, opened by its first call. Nobody is told of its slow answers.
+/// A client of the same servers with a connection of its own, opened by its first call. It reports no slow answers.
 impl Clone for Client {
     fn clone(&self) -> Self {
         Self::to(self.target.clone(), self.timeout)

@@ -11,7 +11,7 @@ use crate::failure::{Failure, Outcome};
 
 /// The cluster's events, each once and in order, whichever managers die meanwhile.
 ///
-/// [`EventWatch::position`] is where it goes on. A program that stores it together with what it made of the events can itself be killed: a
+/// [`EventWatch::position`] is where it resumes. A program that stores it together with what it made of the events can itself be killed: a
 /// watch from there misses nothing and repeats nothing.
 pub struct EventWatch {
     client: Client,
@@ -29,7 +29,7 @@ impl Client {
 }
 
 impl EventWatch {
-    /// Goes on where events are no longer kept, instead of failing with `expired`: the page says so in `incomplete_before`.
+    /// Continues where events are no longer kept, instead of failing with `expired`: the page's `incomplete_before` is then set.
     #[must_use]
     pub fn skipping_lost(mut self) -> Self {
         self.skips_lost = true;
@@ -48,7 +48,7 @@ impl EventWatch {
     ///
     /// - `expired`: events after the position are no longer kept, or the position is of another incarnation of the cluster. Read what you need
     ///   again, and watch from its revision.
-    /// - A failure that [may pass](Failure::may_pass), once nobody has answered for the client's time limit. The next call tries again.
+    /// - A failure that [may pass](Failure::may_pass), once no server has answered for the client's time limit. The next call tries again.
     /// - Any other failure would be repeated.
     pub async fn next<E: DeserializeOwned>(&mut self) -> Outcome<EventsView<E>> {
         let mut answered = Instant::now();
@@ -96,7 +96,7 @@ impl EventWatch {
 
     fn expired(&self, why: &str) -> Failure {
         let position = self.position;
-        Failure::new(ErrorCode::Expired, format!("cannot go on after revision {position}: {why}"))
+        Failure::new(ErrorCode::Expired, format!("cannot resume after revision {position}: {why}"))
             .with_details(json!({"since": position}))
     }
 }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_fails_in_time_and_the_next_call_goes_on() {
+    async fn silence_fails_in_time_and_the_next_call_resumes() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");
         let mut watch = watch(&socket, 3);

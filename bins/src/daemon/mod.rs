@@ -59,7 +59,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// Runs a daemon that has a program's own actors, below `node/own`, where `muster actors` shows them. `start` starts them, and starts them
-/// again after a failure of their group. However often they fail, the rest of the node goes on (docs/embedding.md).
+/// again after a failure of their group. However often they fail, the rest of the node continues (docs/embedding.md).
 pub fn main_with(
     args: Vec<OsString>,
     start: impl Fn(&Host, &Children) -> Result<(), Fault> + Send + Sync + 'static,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster::daemon::Host;
-use muster_client::{Client, EventView, EventWatch, EventsView, Outcome, Revision};
+use muster_client::{Client, ErrorCode, EventView, EventWatch, EventsView, Outcome, Revision};
 use muster_kernel::{Address, Children, Cx, Fault, Named, Recipient, Shell, Slot, Spec};
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub fn start(host: &Host, children: &Children) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The revision of the last note: a process goes on where the one before has stopped. 0 without notes.
+/// The revision of the last note: a process resumes where the one before has stopped. 0 without notes.
 fn last_noted(file: &Path) -> Result<Revision, Fault> {
     let text = match std::fs::read_to_string(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Revision(0)),
@@ -122,7 +122,13 @@ impl Shell for Notifier {
                 self.ask(cx, events, Duration::ZERO);
             }
             Err(failure) if failure.may_pass() => self.ask(cx, events, PAUSE),
-            Err(failure) => return Err(Fault(failure.to_string())),
+            Err(failure) => {
+                // Those after the position are lost, or it is of another cluster: the next incarnation takes all that are kept.
+                if failure.is(ErrorCode::Expired) {
+                    self.position.set(Revision(0));
+                }
+                return Err(Fault(failure.to_string()));
+            }
         }
         Ok(())
     }

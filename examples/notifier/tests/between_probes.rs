@@ -63,7 +63,7 @@ async fn events_of_nodes_are_noted_also_after_a_time_without_leader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn crashed_notifier_goes_on_where_it_was() {
+async fn crashed_notifier_resumes_where_it_was() {
     let mut harness = ActorHarness::start().await;
     let mut notes = harness.probe("notes");
     let script = started(&harness, &notes, vec![page(7, &["node"])]);
@@ -75,11 +75,15 @@ async fn crashed_notifier_goes_on_where_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn final_failure_is_a_fault_that_its_supervisor_sees() {
+async fn expired_position_is_a_fault_after_which_all_is_read_again() {
     let mut harness = ActorHarness::start().await;
-    let notes = harness.probe("notes");
+    let mut notes = harness.probe("notes");
     harness.expects_fault("read what you need again");
-    started(&harness, &notes, vec![Err(Failure::new(ErrorCode::Expired, "read what you need again"))]);
+    let expired = Err(Failure::new(ErrorCode::Expired, "read what you need again"));
+    let script = started(&harness, &notes, vec![page(7, &["node"]), expired]);
+    notes.until("the note", |NotesMsg::Append { lines }| lines[0].starts_with('7')).await;
     harness.healthy("node/notifier", 2).await;
+    // Not from the same position, which would fail without end.
+    assert_eq!(script.asked.lock().expect("no test panicked with it")[..], [0, 7, 0]);
     harness.finish().await;
 }

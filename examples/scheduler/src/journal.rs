@@ -1,7 +1,7 @@
 //! The scheduler's data: a journal of numbered records that all its processes append to, in one folder that they share.
 //!
 //! A record is appended by linking a complete file to the next number, which fails if another process was faster: it reads that record and
-//! decides again. So a process that is frozen or killed at any point holds up nobody, and what it decided on old data is never written. A
+//! decides again. So a process that is frozen or killed at any point delays no other, and what it decided on old data is never written. A
 //! database does the same with a transaction that compares a version.
 
 use std::fs::File;

@@ -125,10 +125,10 @@ async fn take_part(socket: &str, mut journal: Journal, folder: &str, name: &str)
     let leader = Arc::new(Leader { folder: folder.into(), name: name.to_owned() });
     let elector = LeaderElector::start(Setup::new(config, Election::Muster(session), leader)).await;
     let elector = elector.map_err(io::Error::other)?;
-    let mut told = signal(SignalKind::terminate())?;
+    let mut terminate = signal(SignalKind::terminate())?;
     let ended = loop {
         tokio::select! {
-            _ = told.recv() => break Ok(()),
+            _ = terminate.recv() => break Ok(()),
             done = one_job(&mut journal, name) => if let Err(error) = done { break Err(error) },
         }
     };

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{Participant, ParticipantKey, ParticipantPhase, Release, Revision, SessionId, Triple, WallTime};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::record::{self, CheckContext, events};
-use super::{apply, blockers, gate_history, managers_in, member, member_for, status, world_with_workers};
+use super::{apply, blockers, gate_history, items, managers_in, member, member_for, status, world_with_workers};
 use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
 
 /// A lease of 30 s; renewals are sent every 4 s and given up after 20 s: at least this much remains.
@@ -40,6 +41,13 @@ fn dead_members_block_until_lease_ends_or_forgotten() {
     apply(&world, "1.0.0", "1.0.0", &["a"]);
     let mut m1 = member_for(&world, "n1", "m1", "1.0.0", "30s");
     m1.wait_for_line("serving in db");
+    let leases = world.muster(&["lease", "ls", "-A"]).ended(0).json();
+    let of_member = |lease: &Value| {
+        lease["namespace"] == "muster-members" && lease["name"].as_str().is_some_and(|name| name.contains("m1"))
+    };
+    let durations: Vec<Value> =
+        items(&leases, "items").into_iter().filter(of_member).map(|lease| lease["lease_duration_ms"].clone()).collect();
+    assert_eq!(durations, [30_000], "the duration that was asked for: {leases}");
     admit_external_member(&world, "appliance", Triple::new(1, 0, 0));
     apply(&world, "2.0.0", "2.0.0", &["a"]);
     eventually_so("both members block", || blockers(&status(&world)) == ["appliance", "m1"]);
