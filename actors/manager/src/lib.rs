@@ -31,3 +31,14 @@ pub enum RaftData {
         why: String,
     },
 }
+
+impl RaftData {
+    /// The member whose data is gone or cannot be trusted. `None`: no data is lost, or it is not known whose it was.
+    pub fn lost_member(&self) -> Option<RaftId> {
+        match self {
+            Self::None | Self::Present => None,
+            Self::Missing { held } => Some(*held),
+            Self::Damaged { held, .. } => *held,
+        }
+    }
+}

@@ -339,7 +339,7 @@ fn raft_spec(
     let config = shared.config.settings.raft();
     Spec::actor("raft-member", address.clone(), move || {
         let founding = shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        set_aside_lost(&shared)?;
+        set_aside_lost(&shared, replica.borrow().raft.raft_id)?;
         let member = RaftMember::open(RaftArgs {
             data_dir: shared.config.data_dir.join("raft"),
             keys: shared.memory.store().keys().clone(),
@@ -350,7 +350,7 @@ fn raft_spec(
             incompatible: Arc::clone(&incompatible),
             node: shared.me,
             founding,
-            lost: lost_member_id(&shared),
+            lost: shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner).lost_member(),
             disk_hangs_while: shared.config.settings.debug.disk_hangs_while(),
         })?;
         sealing::reseal_identity(shared.memory.store());
@@ -358,23 +358,15 @@ fn raft_spec(
     })
 }
 
-/// Damaged data is moved aside, and the node requests a new member id, as after a start that found damage.
-fn set_aside_lost(shared: &Shared) -> Result<(), Fault> {
+/// Damaged data is moved aside, and the node requests a new member id, as after a start that found damage. `published`: the member id of
+/// the incarnation that ended, which may not have been recorded yet.
+fn set_aside_lost(shared: &Shared, published: Option<RaftId>) -> Result<(), Fault> {
     let Some(fault) = disk::lost(&shared.config.data_dir.join("raft")) else { return Ok(()) };
-    let held = shared.memory.load()?.held_member_id;
+    let held = shared.memory.load()?.held_member_id.max(published);
     let (file, why) = (fault.file.display().to_string(), fault.why);
     recovery::set_aside(&shared.config.data_dir, "raft.damaged")?;
     *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::Damaged { held, file, why };
     Ok(())
-}
-
-/// The member id that this node had and whose data is lost.
-fn lost_member_id(shared: &Shared) -> Option<RaftId> {
-    match *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) {
-        RaftData::Missing { held } => Some(held),
-        RaftData::Damaged { held, .. } => held,
-        RaftData::None | RaftData::Present => None,
-    }
 }
 
 /// Before a leader stops: another voter takes over without waiting for an election timeout.

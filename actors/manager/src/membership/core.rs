@@ -140,6 +140,12 @@ impl MembershipCore {
         out: &mut Vec<Effect>,
     ) {
         match answer {
+            // The request was sent before the data was lost: nothing has replaced the lost member yet.
+            Ok(MembershipReply::IsMember { raft_id }) if data.lost_member() == Some(raft_id) => {
+                self.asking = true;
+                self.log(format!("the data of Raft member {raft_id} is lost: requesting a new Raft member id"), out);
+                self.ask_after(self.pause, out);
+            }
             Ok(MembershipReply::IsMember { raft_id }) => {
                 self.pause = FIRST_PAUSE;
                 self.asking = false;
@@ -207,9 +213,11 @@ impl MembershipCore {
             && (*data == RaftData::Present || *data == RaftData::Missing { held: member_id })
     }
 
-    /// The data loss is over once the new member has data.
+    /// The data loss is over once a newer member has data (MEMBERID-1). That this node holds the lost id may have been published before
+    /// the loss.
     fn settle(&mut self, data: &mut RaftData, out: &mut Vec<Effect>) {
-        if self.holds.is_some() && self.holds == self.assigned && *data != RaftData::Present {
+        let is_newer = data.lost_member().is_none_or(|lost| self.holds > Some(lost));
+        if self.holds.is_some() && self.holds == self.assigned && *data != RaftData::Present && is_newer {
             let before = std::mem::replace(data, RaftData::Present);
             self.show_trouble(data, out);
             if before != RaftData::None {

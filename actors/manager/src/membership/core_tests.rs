@@ -41,6 +41,36 @@ fn lost_data_is_reported_until_a_newer_id_is_assigned() {
     assert_eq!(data, RaftData::Present);
 }
 
+/// MEMBERID-1: the Raft member finds after the start that its data cannot be trusted. What was asked and published before says nothing about
+/// the data that is there now.
+#[test]
+fn answer_from_before_the_loss_replaces_no_member() {
+    let damaged = || RaftData::Damaged { held: Some(RaftId(4)), file: "DIR/raft".to_owned(), why: "short".to_owned() };
+    let before = |order: [Input; 2]| {
+        let (mut core, mut data) = (core(), RaftData::Present);
+        requested(&mut core, &mut data);
+        data = damaged();
+        for input in order {
+            let effects = step(&mut core, &mut data, input);
+            assert!(!effects.contains(&Effect::Restored), "{effects:?}");
+            assert_eq!(data, damaged());
+        }
+        (core, data)
+    };
+    let (holds, answer) =
+        (Input::Holds(Some(RaftId(4))), Input::Answered { answer: is_member(4), member_id: Some(RaftId(4)) });
+    before([answer.clone(), holds.clone()]);
+    let (mut core, mut data) = before([holds, answer.clone()]);
+    // It asks again by itself, and names the loss.
+    assert!(matches!(step(&mut core, &mut data, answer).as_slice(), [Effect::AskAfter(_)]));
+    let request = requested(&mut core, &mut data);
+    assert_eq!((request.held, request.data_lost.map(|loss| loss.damaged)), (Some(RaftId(4)), Some(true)));
+    step(&mut core, &mut data, Input::Holds(None));
+    step(&mut core, &mut data, Input::Answered { answer: is_member(9), member_id: None });
+    assert!(step(&mut core, &mut data, Input::Holds(Some(RaftId(9)))).contains(&Effect::Restored));
+    assert_eq!(data, RaftData::Present);
+}
+
 #[test]
 fn data_of_an_older_id_is_emptied_once() {
     let (mut core, mut data) = (core(), RaftData::Present);
