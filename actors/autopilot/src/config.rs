@@ -9,6 +9,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub struct Config {
     /// A voter that has acknowledged nothing for longer counts as not answering, as in the role manager.
     pub election_timeout: Duration,
+    /// How long a node has been silent when its session ends.
+    pub session_timeout: Duration,
     /// Between the beginnings of two replacements or pairs of promotions. Not within one: with an even number of voters one more must
     /// answer.
     pub between_changes: Duration,
@@ -30,6 +32,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             election_timeout: Duration::from_millis(600),
+            session_timeout: Duration::from_millis(16_500),
             between_changes: MINUTE,
             between_replacements: 10 * MINUTE,
             replacement_window: 60 * MINUTE,

@@ -383,7 +383,11 @@ impl Settings {
     }
 
     pub fn autopilot(&self) -> muster_autopilot::Config {
-        muster_autopilot::Config { election_timeout: self.raft.election_timeout.0, ..Default::default() }
+        muster_autopilot::Config {
+            election_timeout: self.raft.election_timeout.0,
+            session_timeout: self.sessions().down_after(),
+            ..Default::default()
+        }
     }
 
     pub fn certificates(&self) -> muster_cert_authority::Config {

@@ -56,6 +56,7 @@ pub struct Policies {
 fn config(world: &World) -> Config {
     Config {
         election_timeout: world.settings.roles.election_timeout,
+        session_timeout: world.settings.sessions.down_after(),
         between_changes: Duration::from_secs(1),
         between_replacements: Duration::from_secs(5),
         replacement_window: Duration::from_secs(25),

@@ -2,7 +2,9 @@
 //! down. Nothing that another leader observed counts (AUTO-8): clocks differ, and a leader that has just begun knows little.
 //!
 //! A voter's session may be down while the voter follows in Raft: that voter is not dead. The time for which a node counts as down
-//! therefore begins anew with each acknowledgement. After its maintenance the time until it is replaced begins.
+//! therefore begins anew with each acknowledgement. A session ends a while after the node's last heartbeat. A voter that this leader heard
+//! within that while counts as down from when it was last heard; any other node counts from when this leader sees that it is down. After
+//! its maintenance the time until it is replaced begins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -33,13 +35,15 @@ pub struct Sightings {
 
 impl Sightings {
     /// Follows the newest state. A node whose recorded liveness this leader has not confirmed is neither ready nor down. `answered`: of
-    /// `last_answers`. `from`: since when a state that is new counts.
+    /// `last_answers`. `from`: since when a state that is new counts. `session_timeout`: how long a node was silent at least, unless it
+    /// was heard by Raft, when its session ended.
     pub fn follow(
         &mut self,
         replica: &Replica,
         doubts: &NodeDoubts,
         answered: &BTreeMap<NodeId, Moment>,
         from: Moment,
+        session_timeout: Duration,
         now: Now,
     ) {
         let nodes = &replica.tables.nodes;
@@ -51,7 +55,7 @@ impl Sightings {
                 Liveness::Down if confirmed => Some(Seen::Down(from)),
                 _ => None,
             };
-            let answered = answered.get(id).copied().unwrap_or_default();
+            let answered = answered.get(id).copied();
             if is_injected(BugInjection::TrustTheRecord) && record.liveness == Liveness::Down {
                 self.seen.insert(*id, Seen::Down(Moment(0)));
                 continue;
@@ -59,10 +63,13 @@ impl Sightings {
             match (self.seen.get(id), is) {
                 (Some(Seen::Ready(_)), Some(Seen::Ready(_))) => {}
                 (Some(Seen::Down(since)), Some(Seen::Down(_))) => {
-                    let since = (*since).max(answered);
+                    let since = answered.map_or(*since, |at| at.max(*since));
                     self.seen.insert(*id, Seen::Down(since));
                 }
-                (_, Some(Seen::Down(from))) => drop(self.seen.insert(*id, Seen::Down(from.max(answered)))),
+                (_, Some(Seen::Down(from))) => {
+                    let since = answered.map_or(from, |at| at.max(from - session_timeout));
+                    self.seen.insert(*id, Seen::Down(since));
+                }
                 (_, Some(seen)) => drop(self.seen.insert(*id, seen)),
                 (_, None) => drop(self.seen.remove(id)),
             }

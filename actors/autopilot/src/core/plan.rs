@@ -337,8 +337,9 @@ impl Planner<'_> {
         }
         if let Some(silent) = self.facts.voters.iter().find(|voter| !voter.answers) {
             let message = format!(
-                "{} does not answer; the countdown to its replacement starts when its session ends",
-                silent.name
+                "{} does not answer; once its session has ended, it is replaced {} after its last answer",
+                silent.name,
+                time(self.policy.replace_after())
             );
             return self.with_node(AutopilotReason::NotDeadYet, silent.node, message);
         }

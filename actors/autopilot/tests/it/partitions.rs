@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_autopilot::Config;
-use muster_autopilot::core::{Core, Effect, Input};
+use muster_autopilot::core::{Core, Decision, Effect, Input, Wait};
 use muster_messages::*;
 
 use crate::world::{MINUTE, World, id, replica_of};
@@ -77,4 +77,30 @@ fn leader_on_the_small_side_of_a_partition_writes_nothing() {
         assert_eq!(world.answering(), usize::from(voters) + 2, "{small}: {:?}", world.decided);
         assert_eq!(world.voters().len(), usize::from(voters) + 2);
     }
+}
+
+/// Its machine lives while its session does: how long Raft has not heard of it before counts at most as a session's timeout.
+#[test]
+fn manager_silent_in_raft_alone_counts_from_its_session() {
+    let mut world = World::new(3, 2);
+    world.declare(|policy| policy.replace_after_ms = u64::try_from(REPLACE_AFTER.as_millis()).unwrap());
+    world.pass(Duration::from_secs(10));
+    let silent_since = world.now.at;
+    let mut see = |at: Moment, liveness| {
+        world.liveness(id(3), liveness);
+        let silent = |node| if node == id(3) { at.since(silent_since) } else { Duration::ZERO };
+        let replica = replica_of(&world.tables, world.leader, silent);
+        let mut effects = Vec::new();
+        world.core.step(at, Input::State { replica, doubts: Default::default() }, &mut effects);
+        assert!(effects.iter().all(|effect| matches!(effect, Effect::WakeAt(_) | Effect::Decided(_))), "{effects:?}");
+        match world.core.plan(at, None).1.decision {
+            Decision::Wait(Wait { reason: AutopilotReason::NotDeadYet, node, not_before, .. }) => (node, not_before),
+            other => panic!("{other:?}"),
+        }
+    };
+    let later = silent_since + 3 * REPLACE_AFTER;
+    assert_eq!(see(later, Liveness::Ready), (Some(id(3)), None), "the machine lives");
+    let ended = later + MINUTE;
+    let due = ended - Config::default().session_timeout + REPLACE_AFTER;
+    assert_eq!(see(ended, Liveness::Down), (Some(id(3)), Some(due)));
 }

@@ -38,8 +38,14 @@ fn nothing_happens_without_a_declaration() {
 fn dead_manager_is_replaced_and_returns_as_a_candidate() {
     let mut world = three_of_five(|_| {});
     world.kill(id(3));
-    world.pass(MINUTE);
-    assert!(world.requests.is_empty(), "not before it was down for a minute: {:?}", world.decided);
+    world.pass(Duration::from_secs(59));
+    assert!(world.requests.is_empty(), "not before it was silent for a minute: {:?}", world.decided);
+    world.pass(Duration::from_secs(1));
+    assert_eq!(
+        world.requests,
+        [(id(3), Role::Worker)],
+        "it is known to be down for less, and counts from its last answer"
+    );
     world.pass(Duration::from_secs(15));
     assert_eq!(world.requests, [(id(3), Role::Worker), (id(4), Role::Manager)]);
     assert_eq!(world.voters(), BTreeSet::from([id(1), id(2), id(4)]));
