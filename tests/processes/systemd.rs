@@ -308,7 +308,7 @@ fn commands_end_before_their_daemon(machine: &Machine) {
     machine.runs("systemctl set-property --runtime muster-n2 MemoryMax=400M MemorySwapMax=0");
     machine.apply("eats", "text=x; while :; do text=$text$text; done");
     eventually_so("the command is killed", || machine.muster("n1", "reconciler runs eats").contains("signal 9"));
-    machine.muster("n1", "reconciler delete eats");
+    machine.muster("n1", "reconciler delete eats --yes");
 
     // The daemon must wait for this second: the file is written before the stop returns.
     machine.apply(

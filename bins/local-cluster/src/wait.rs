@@ -11,16 +11,22 @@ pub const WAIT_LIMIT: Duration = Duration::from_secs(300);
 /// The pause between two polls: short compared to the start or the end of a process, long enough to leave the processor to others.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Polls until there is a value. For tests: panics at the time limit.
+/// The longest pause after a poll that was slow itself.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Polls until there is a value. For tests: panics at the time limit. A waiting test takes at most a quarter of a processor: a
+/// poll that starts a process is followed by a pause that is three times as long.
 #[track_caller]
 pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + WAIT_LIMIT;
     loop {
+        let begun = Instant::now();
         if let Some(value) = poll() {
             return value;
         }
+        let took = begun.elapsed();
         assert!(Instant::now() < end, "timed out after {WAIT_LIMIT:?}: {what}");
-        std::thread::park_timeout(POLL_INTERVAL);
+        std::thread::park_timeout((3 * took).clamp(POLL_INTERVAL, LONGEST_PAUSE));
     }
 }
 

@@ -14,7 +14,7 @@ use super::played::{ChildProgram, words};
 use crate::harness::{WAIT_LIMIT, World, eventually, eventually_so};
 
 const LEASE: &str = "resource";
-const LEASE_FLAGS: [&str; 6] = ["--lease-duration", "1s", "--renew-deadline", "700ms", "--retry-period", "200ms"];
+const LEASE_FLAGS: [&str; 6] = ["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "400ms"];
 
 /// `fenced_resource serve`, and its output.
 struct Resource {

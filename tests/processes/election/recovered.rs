@@ -7,7 +7,7 @@ use super::played::{ChildProgram, TermHandling, words};
 use super::records::{Record, Records, one_at_a_time};
 use crate::harness::{World, eventually, eventually_so};
 
-const LEASE_FLAGS: [&str; 6] = ["--lease-duration", "1s", "--renew-deadline", "700ms", "--retry-period", "200ms"];
+const LEASE_FLAGS: [&str; 6] = ["--lease-duration", "3s", "--renew-deadline", "2s", "--retry-period", "400ms"];
 const FORCE: &str = "--force-new-cluster";
 
 struct Election {

@@ -20,9 +20,13 @@ use crate::harness::{WallClock, WallClocks, World, eventually, eventually_so};
 const CANDIDATES: usize = 20;
 const ROUNDS: u32 = 150;
 const LEASE: &str = "prize";
-/// Short, for short rounds; long enough that a holder on a busy machine usually keeps it. Half of the lease is left for the command's end: a
-/// keeper that the kernel lets wait for longer than that cannot keep the promise.
-const LEASE_FLAGS: [&str; 6] = ["--lease-duration", "1s", "--renew-deadline", "500ms", "--retry-period", "100ms"];
+/// Short, for short rounds. Half of the lease is left for the command's end: a keeper that the kernel lets wait for longer than that cannot
+/// keep the promise.
+const LEASE_DURATION: Duration = Duration::from_secs(1);
+/// On a machine on which no candidate keeps its lease until its command runs, all of them end and are started again, which keeps the
+/// machine busy: after this time new candidates use a lease of twice the duration.
+const PATIENCE: Duration = Duration::from_secs(15);
+const LONGEST_LEASE: Duration = Duration::from_secs(16);
 
 /// Faults of a round. To the holder:
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +73,8 @@ struct ElectionRounds {
     node_clocks: Vec<WallClock>,
     records: Records,
     started: u32,
+    /// Of new candidates.
+    lease_duration: Duration,
     rng: StdRng,
     thaws: Vec<Thaw>,
     counts: BTreeMap<Fault, u32>,
@@ -94,10 +100,21 @@ impl ElectionRounds {
         world.all_settled();
         world.muster(&["user", "create", "stander", "--namespace", "default", "--out", "stander.json"]).ended(0);
         let records = Records::new(world.folder());
-        let (candidates, thaws, counts) = (vec![], vec![], BTreeMap::new());
+        let (candidates, thaws, counts, lease_duration) = (vec![], vec![], BTreeMap::new(), LEASE_DURATION);
         let _leftovers = Leftovers(world.folder().to_owned());
-        let mut election_rounds =
-            Self { world, clocks, node_clocks, records, candidates, _leftovers, started: 0, rng, thaws, counts };
+        let mut election_rounds = Self {
+            world,
+            clocks,
+            node_clocks,
+            records,
+            candidates,
+            _leftovers,
+            started: 0,
+            lease_duration,
+            rng,
+            thaws,
+            counts,
+        };
         election_rounds.fill_up();
         election_rounds
     }
@@ -116,6 +133,15 @@ impl ElectionRounds {
         }
     }
 
+    fn fill_up_with_patience(&mut self, waits_since: &mut Instant) {
+        if waits_since.elapsed() > PATIENCE {
+            self.lease_duration = (self.lease_duration * 2).min(LONGEST_LEASE);
+            *waits_since = Instant::now();
+            println!("no candidate keeps its lease: new ones use {:?}", self.lease_duration);
+        }
+        self.fill_up();
+    }
+
     fn new_candidate(&mut self) -> Candidate {
         self.started += 1;
         let number = self.started;
@@ -131,14 +157,18 @@ impl ElectionRounds {
         let command =
             words(&ChildProgram::Record { folder: self.records.0.clone(), term_handling: term_handling(number) });
         let folder = self.world.folder();
-        Candidate::start(Entry { folder, id: &id, asks, lease: LEASE, flags: &LEASE_FLAGS, command, clock })
+        let [duration, deadline, period] =
+            [1, 2, 10].map(|part| format!("{}ms", (self.lease_duration / part).as_millis()));
+        let flags = ["--lease-duration", &duration, "--renew-deadline", &deadline, "--retry-period", &period];
+        Candidate::start(Entry { folder, id: &id, asks, lease: LEASE, flags: &flags, command, clock })
     }
 
     /// The candidate whose command runs, and its index.
     #[track_caller]
     fn holder(&mut self) -> (Record, usize, Family) {
+        let mut waits_since = Instant::now();
         eventually("a command runs", || {
-            self.fill_up();
+            self.fill_up_with_patience(&mut waits_since);
             let record = self.records.newest()?;
             let index = self.candidates.iter().position(|candidate| candidate.id == record.holder)?;
             let family = self.candidates[index].family(Some(record.guardian), Some(record.command))?;
@@ -150,8 +180,9 @@ impl ElectionRounds {
     /// end: the last ones must not be waited for.
     #[track_caller]
     fn followed(&mut self, token: u64) {
+        let mut waits_since = Instant::now();
         eventually_so("another candidate's command runs", || {
-            self.fill_up();
+            self.fill_up_with_patience(&mut waits_since);
             self.records.newest().is_some_and(|record| record.token > token)
         });
     }
