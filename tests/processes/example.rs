@@ -131,6 +131,8 @@ fn two_applications_walk_runs_as_written() {
         "the node's own",
         "customers by 1.0.0",
         "orders by 1.1.0",
+        "no live node can run it now",
+        "run    step orders: sh -c",
         "step customers ran with the definition of 1.0.0",
         "different content under that name",
         "exit 6",

@@ -42,6 +42,18 @@ pub(crate) fn no_such(name: &str) -> ErrorBody {
     ErrorBody::new(ErrorCode::NotFound, text)
 }
 
+/// No definition of that release exists; perhaps no reconciler either.
+fn no_definition(all: &Reconcilers, name: &str, release: Option<Triple>) -> ErrorBody {
+    let known: Vec<String> = all.definitions_of(name).map(|definition| definition.release.to_string()).collect();
+    match release.filter(|_| !known.is_empty()) {
+        Some(release) => {
+            let text = format!("{name} has no definition of {release}; it has definitions of {}", known.join(", "));
+            ErrorBody::new(ErrorCode::NotFound, text)
+        }
+        None => no_such(name),
+    }
+}
+
 /// No gate has this name; perhaps no reconciler either.
 fn no_gate(all: &Reconcilers, name: &str) -> ErrorBody {
     if all.definitions_of(name).next().is_none() {
@@ -109,7 +121,8 @@ impl ReconcilerRequests<'_> {
             R::List => to_text(&muster_gates::statuses(tables)),
             R::Status { name, .. } => to_text(&muster_gates::status(tables, name).ok_or_else(|| no_such(name))?),
             R::Plan { name, release } => {
-                let mut plan = muster_gates::plan(tables, name, *release).ok_or_else(|| no_such(name))?;
+                let mut plan = muster_gates::plan(tables, name, *release)
+                    .ok_or_else(|| no_definition(&tables.reconcilers, name, *release))?;
                 if !caller.is_operator() {
                     hide_arguments(&mut plan);
                 }
@@ -345,8 +358,8 @@ impl ReconcilerRequests<'_> {
             return muster_gates::status_definition(&replica.tables, name).cloned().ok_or_else(|| no_such(name));
         };
         let key = DefinitionKey { reconciler: name.to_owned(), release };
-        let found = replica.tables.reconcilers.definitions.get(&key).cloned();
-        found.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, format!("{name} has no definition of {release}")))
+        let all = &replica.tables.reconcilers;
+        all.definitions.get(&key).cloned().ok_or_else(|| no_definition(all, name, Some(release)))
     }
 
     async fn force_floor(&self, name: &str, floor: Triple, dry_run: bool) -> Result<String, ErrorBody> {

@@ -1,6 +1,7 @@
 //! Incoming definitions: which are valid, and the digest that distinguishes two of one release.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use muster_messages::{
     Action, ChainStep, CommandAction, DNS_LABEL, Definition, DefinitionTiming, DesiredObject, Progress,
@@ -126,18 +127,23 @@ fn fault_of_timing(timing: &DefinitionTiming) -> Option<String> {
     let DefinitionTiming { lease_ms, hold_ms, resign_pause_ms } = *timing;
     if let Some(ms) = lease_ms.filter(|ms| !(MIN_LEASE_MS..=MAX_LEASE_MS).contains(ms)) {
         return Some(format!(
-            "a lease of {ms} ms: it is 3 s to 60 s. A shorter one would end with each change of the cluster's leader, and leave a \
-             command, which has a third of it to end, no time to do so; a longer one is how long a dead runner holds up the others"
+            "a lease of {:?}: it is 3 s to 60 s. A shorter one would end with each change of the cluster's leader, and leave a \
+             command, which has a third of it to end, no time to do so; a longer one is how long a dead runner holds up the others",
+            Duration::from_millis(ms)
         ));
     }
     if let Some(ms) = hold_ms.filter(|ms| *ms > MAX_HOLD_MS) {
         return Some(format!(
-            "a hold of {ms} ms: it is an hour at most. Meanwhile, no older candidate takes over from newer ones that have left"
+            "a hold of {:?}: it is an hour at most. Meanwhile, no older candidate takes over from newer ones that have left",
+            Duration::from_millis(ms)
         ));
     }
     let pause = resign_pause_ms.filter(|ms| !(MIN_RESIGN_PAUSE_MS..=MAX_HOLD_MS).contains(ms));
     pause.map(|ms| {
-        format!("a resign_pause of {ms} ms: it is 1 s to 1 h. A shorter one would give the work back to the node that has just failed at it")
+        format!(
+            "a resign_pause of {:?}: it is 1 s to 1 h. A shorter one would give the work back to the node that has just failed at it",
+            Duration::from_millis(ms)
+        )
     })
 }
 

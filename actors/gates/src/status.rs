@@ -252,9 +252,11 @@ fn phase(
         }
         let of: Vec<String> = all.definitions_of(name).map(|d| d.release.to_string()).collect();
         let message = format!(
-            "no live node has a release with a definition ({}); start one with --release, or apply a definition for a release that runs; \
-             a command runs only on nodes whose configuration lists its program, its user and its files (`[reconcilers]`)",
-            of.join(", ")
+            "no live node can run it: it has definitions of {}, and a node runs what `muster release declare {} RELEASE` says there, else \
+             its own --release; a command runs only on nodes whose configuration lists its program, its user and its files \
+             (`[reconcilers]`)",
+            of.join(", "),
+            definition.scope
         );
         return Phase::new(ReconcilerPhase::NoCandidate, PhaseReason::NoCandidate, message);
     }
@@ -388,10 +390,13 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
             objects.push(planned(all, &write, &mut bytes_left));
         }
     }
+    let next_step = match &definition.action {
+        Action::Chain(steps) => steps.get(tables.records.steps_done(name)),
+        Action::Command(_) | Action::Objects(_) | Action::Handler => None,
+    };
     let command = match &definition.action {
         Action::Command(command) => Some(command.argv.clone()),
-        // The next step.
-        Action::Chain(steps) => steps.get(tables.records.steps_done(name)).map(|step| step.command.argv.clone()),
+        Action::Chain(_) => next_step.map(|step| step.command.argv.clone()),
         Action::Objects(_) | Action::Handler => None,
     };
     let hold = way.as_ref().err().map(HoldView::from).or_else(|| outranked(tables, name, definition));
@@ -404,6 +409,8 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
         objects,
         waits: definition.options.wave_conditions.iter().map(|condition| planned_wait(all, condition)).collect(),
         command,
+        step: next_step.map(|step| step.name.clone()),
+        candidates: Some(candidates_for(tables, definition)),
         blockers: named(tables, blockers),
         gate: PlannedGateView {
             state: GateState::Done,
@@ -412,6 +419,18 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
             digest: definition.digest.clone(),
         },
     })
+}
+
+/// The live candidates that would carry out this definition, if its turn came.
+fn candidates_for(tables: &Tables, definition: &Definition) -> usize {
+    let (all, name) = (&tables.reconcilers, definition.reconciler.as_str());
+    let pinned = all.definitions_of(name).last().and_then(|newest| newest.pinned);
+    let is_ours = |candidate: &CandidateView| {
+        let theirs = all.definition_for(name, candidate.release.triple);
+        theirs.is_some_and(|theirs| theirs.release == definition.release)
+            && (pinned.is_none() || candidate.node == pinned)
+    };
+    eligible(tables, name).iter().filter(|candidate| is_ours(candidate)).count()
 }
 
 fn planned_wait(all: &Reconcilers, condition: &WaveCondition) -> PlannedWaitView {
@@ -425,7 +444,7 @@ fn planned_wait(all: &Reconcilers, condition: &WaveCondition) -> PlannedWaitView
         path: path.clone(),
         equals: serde_json::from_str(equals).unwrap_or_default(),
         holds: unmet.is_none(),
-        message: unmet.map(|unmet| unmet.to_string()),
+        message: unmet.map(|unmet| unmet.because.to_string()),
     }
 }
 

@@ -136,13 +136,20 @@ pub fn admission(tables: &Tables, key: &ParticipantKey) -> AdmissionView {
     AdmissionView {
         revision: tables.revision,
         phase: found.map(|p| p.phase),
-        waiting: refused.map(|why| Waiting { reason: why.reason().into(), message: with_hint(&why) }),
+        waiting: refused.map(|why| Waiting { reason: why.reason().into(), message: with_hint(tables, &why) }),
     }
 }
 
 /// Why it waits, and what would help.
-fn with_hint(why: &NotAdmitted) -> String {
+fn with_hint(tables: &Tables, why: &NotAdmitted) -> String {
     match why {
+        NotAdmitted::NoGate { reconciler } if tables.runs.deleted_gates.contains_key(reconciler) => format!(
+            "the gate of {reconciler} was deleted: no member is admitted until a run has succeeded, or `muster reconciler repair` has \
+             restored it; `muster reconciler history {reconciler}` lists its entries"
+        ),
+        NotAdmitted::NoGate { reconciler } if tables.reconcilers.definitions_of(reconciler).next().is_none() => {
+            format!("no reconciler has the name {reconciler} yet; `muster reconciler list` lists those that exist")
+        }
         NotAdmitted::NoGate { reconciler } | NotAdmitted::ReconcilerTooOld { reconciler, .. } => {
             format!("{why}; `muster reconciler status {reconciler}` shows its runner")
         }

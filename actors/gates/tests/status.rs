@@ -58,6 +58,20 @@ impl World {
         self.announce_on(None, scope, member, of)
     }
     fn announce_on(&mut self, node: Option<NodeId>, scope: &str, member: &str, of: &str) -> ParticipantKey {
+        self.announce_with(node, scope, member, of, BTreeMap::new())
+    }
+    /// A member that needs the reconciler of any release.
+    fn announce_needing(&mut self, scope: &str, member: &str, of: &str) -> ParticipantKey {
+        self.announce_with(None, scope, member, of, BTreeMap::from([(NAME.to_owned(), Triple::default())]))
+    }
+    fn announce_with(
+        &mut self,
+        node: Option<NodeId>,
+        scope: &str,
+        member: &str,
+        of: &str,
+        needs: BTreeMap<String, Triple>,
+    ) -> ParticipantKey {
         let incarnation = u128::from(self.0.revision.0) + 100;
         let key =
             ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(incarnation) };
@@ -66,7 +80,7 @@ impl World {
             key: key.clone(),
             node,
             release: of.parse().unwrap(),
-            needs: BTreeMap::new(),
+            needs,
             phase: ParticipantPhase::Announced,
             token,
             since: WallTime(0),
@@ -303,6 +317,8 @@ fn status_shows_what_it_waits_for_and_what_would_help() {
     assert_eq!(status(&world.0, NAME), None);
     world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
     assert_eq!(world.phase().0, "no-candidate");
+    let message = status(&world.0, NAME).unwrap().brief.message;
+    assert!(message.contains("what `muster release declare db RELEASE` says there"), "{message}");
     world.announce(&candidates_scope(NAME), "n1", "1.0.0");
     // A candidate of a release without a definition blocks no other.
     world.announce(&candidates_scope(NAME), "stranger", "999.0.0");
@@ -342,6 +358,25 @@ fn status_shows_what_it_waits_for_and_what_would_help() {
     assert!(waits.message.contains("start it as 2.0.0 or later"), "{}", waits.message);
 }
 
+#[test]
+fn a_missing_gate_is_explained_by_its_cause() {
+    let mut world = World::new();
+    let waits = |world: &World, key: &ParticipantKey| admission(&world.0, key).waiting.unwrap();
+    let early = world.announce_needing("db", "early", "1.0.0");
+    let undefined = waits(&world, &early);
+    assert_eq!(undefined.reason, AdmissionReason::NoGate);
+    assert!(undefined.message.contains("no reconciler has the name schema yet"), "{}", undefined.message);
+    world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
+    let message = waits(&world, &early).message;
+    assert!(message.contains("schema has no gate yet; `muster reconciler status schema`"), "{message}");
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.step("1.0.0", term, GateStep::Complete);
+    assert_eq!(admission(&world.0, &early).waiting, None);
+    world.propose(ReconcilerChange::DeleteGate { reconciler: NAME.to_owned() });
+    let message = waits(&world, &early).message;
+    assert!(message.contains("the gate of schema was deleted") && message.contains("reconciler history"), "{message}");
+}
+
 /// The field names, and which fields are present, are promises to scripts.
 #[test]
 fn documents_keep_their_fields_and_nulls() {
@@ -363,7 +398,7 @@ fn documents_keep_their_fields_and_nulls() {
         assert!(full[absent].is_null(), "{absent}");
     }
     let planned = of_plan(&world.0);
-    assert_eq!(keys(&planned), "blockers command gate hold name objects path release");
+    assert_eq!(keys(&planned), "blockers candidates command gate hold name objects path release");
     assert_eq!(keys(&planned["objects"][0]), "after before kind name namespace op");
     assert_eq!(keys(&planned["objects"][0]["after"]), "body labels");
 
@@ -472,6 +507,8 @@ fn plan_of_an_outranked_release_says_who_runs_it() {
     world.announce(&candidates_scope(NAME), "n1", "1.0.0");
     assert_eq!(begins(&world, one).as_deref(), Some("first"));
     assert_eq!(begins(&world, two).as_deref(), Some("first"), "its nodes are not started yet");
+    let candidates = |world: &World| [one, two].map(|of| plan(&world.0, NAME, Some(of)).unwrap().candidates);
+    assert_eq!(candidates(&world), [Some(1), Some(0)]);
     let shown = status(&world.0, NAME).unwrap();
     let held = "no live node has the newer release 2.0.0: after the last one has left, those of 1.0.0 wait 30s";
     assert!(shown.brief.message.contains(held), "{}", shown.brief.message);
@@ -482,6 +519,7 @@ fn plan_of_an_outranked_release_says_who_runs_it() {
     assert!(shown.brief.message.contains("those of 1.0.0 wait 300s"), "{}", shown.brief.message);
     world.announce(&candidates_scope(NAME), "n2", "2.0.0");
     assert_eq!(begins(&world, two).as_deref(), Some("first"));
+    assert_eq!(candidates(&world), [Some(1), Some(1)]);
     let outranked = plan(&world.0, NAME, Some(one)).unwrap();
     let hold = outranked.hold.unwrap();
     assert_eq!((outranked.path, hold.reason.text()), (None, "newer-release-present"));

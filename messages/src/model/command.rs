@@ -469,7 +469,7 @@ pub enum CommandRefusal {
     #[error("{0}")]
     Held(Hold),
     /// Some serving members are incompatible with it; not all are named.
-    #[error("{in_all} serving members are incompatible with it, {} among them", blockers.first().map_or("", |b| &b.member))]
+    #[error("serving members incompatible with it: {in_all}, {} among them", blockers.first().map_or("", |b| &b.member))]
     BlockedByMembers { blockers: Vec<Blocker>, in_all: usize },
     /// The operator's labels of a node would exceed the limit.
     #[error("node {node} would have {why}")]

@@ -95,7 +95,7 @@ pub struct Participant {
 /// Why a participant waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum NotAdmitted {
-    #[error("{reconciler} has never been applied")]
+    #[error("{reconciler} has no gate yet")]
     NoGate { reconciler: String },
     #[error("the gate of {reconciler} cannot be read by this release of Muster")]
     GateUnreadable { reconciler: String },

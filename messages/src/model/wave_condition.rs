@@ -38,8 +38,13 @@ pub enum UnmetBecause {
 impl fmt::Display for Unmet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let WaveCondition { wave, key, path, equals } = &self.condition;
-        write!(f, "what follows wave {wave} waits until {path} of {key} is {equals}; ")?;
-        match &self.because {
+        write!(f, "what follows wave {wave} waits until {path} of {key} is {equals}; {}", self.because)
+    }
+}
+
+impl fmt::Display for UnmetBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             UnmetBecause::NoObject => write!(f, "the object does not exist"),
             UnmetBecause::TooLarge(bytes) => {
                 write!(f, "the object is too large to be read: {bytes} bytes, {MAX_READ_BYTES} is the limit")

@@ -13,6 +13,9 @@ fn apply_and_plan_say_what_is_wrong_and_what_helps() {
     let plan = world.muster(&["reconciler", "plan", "schema"]).ended(0).json();
     let ops: Vec<String> = items(&plan, "objects").iter().map(|object| text(&object["op"])).collect();
     assert_eq!(ops, ["taken"], "{plan}");
+    let unknown = world.muster(&["reconciler", "plan", "schema", "--release", "9.9.9"]).ended(4);
+    let why = "schema has no definition of 9.9.9; it has definitions of 0.1.0";
+    assert!(unknown.stderr.contains(why), "{}", unknown.stderr);
     let read = shown(&world, &["plan", "schema"]).ended(0).stdout;
     for part in ["taken  table default/a: does not belong to schema; delete it, or rename yours", "the run would fail"]
     {

@@ -170,16 +170,29 @@ const TAKEN: &str = "taken";
 pub fn plan(plan: &PlanView) -> String {
     let mut text = format!("{} {}\n", printable(&plan.name), plan.release);
     match &plan.path {
-        Some(Word::Known(GatePath::First)) => text += "it would be applied for the first time\n",
+        Some(Word::Known(GatePath::First)) if plan.blockers.is_empty() => {
+            text += "it would be applied for the first time\n";
+        }
+        Some(Word::Known(GatePath::First)) => {
+            text += "it would be applied for the first time, once the blocking members have ended\n";
+        }
         Some(Word::Known(GatePath::Reached)) => text += "already applied; differences would be repaired\n",
-        Some(Word::Known(GatePath::Open)) => text += "it would start at once: all admitted members are compatible\n",
-        Some(Word::Known(GatePath::Restrict) | Word::Other(_)) => {
+        Some(Word::Known(GatePath::Open)) => {
+            text += "it would wait for no member: all that are admitted are compatible\n"
+        }
+        Some(Word::Known(GatePath::Restrict) | Word::Other(_)) if plan.blockers.is_empty() => {
             text += "it would first stop admitting incompatible members\n";
+        }
+        Some(Word::Known(GatePath::Restrict) | Word::Other(_)) => {
+            text += "it would wait until the blocking members have ended, then stop admitting incompatible ones, then run\n";
         }
         None => {
             let why = or_dash(plan.hold.as_ref().map(|hold| &hold.message));
             text += &format!("it would not start: {why}\n");
         }
+    }
+    if plan.path.is_some() && plan.candidates == Some(0) {
+        text += "no live node can run it now: it begins once one can\n";
     }
     for object in &plan.objects {
         let line = format!("  {:<6} {} {}/{}", object.op, object.kind, object.namespace, object.name);
@@ -199,7 +212,8 @@ pub fn plan(plan: &PlanView) -> String {
         text += &(printable(&line) + "\n");
     }
     if let Some(argv) = &plan.command {
-        text += &format!("  run    {}\n", printable(&argv.join(" ")));
+        let step = plan.step.as_ref().map(|step| format!("step {step}: ")).unwrap_or_default();
+        text += &format!("  run    {}\n", printable(&(step + &argv.join(" "))));
     }
     if !plan.blockers.is_empty() {
         text += "blocking members:\n";
@@ -374,6 +388,34 @@ mod tests {
         let text = super::plan(&serde_json::from_value(plan).unwrap());
         assert!(text.contains("-    \"columns\": 1\n") && text.contains("+    \"columns\": 2\n"), "{text}");
         assert!(text.ends_with("gate afterwards: 2.0.0, floor 2.0.0\n"), "{text}");
+    }
+
+    #[test]
+    fn plan_names_the_step_and_what_it_waits_for() {
+        let plan = |change: serde_json::Value| {
+            let mut plan = json!({
+                "name": "schema", "release": "2.0.0", "path": "restrict", "blockers": [], "objects": [],
+                "command": ["./migrate", "up"], "step": "orders", "candidates": 1,
+                "gate": {"state": "done", "reconciled": "2.0.0", "floor": "2.0.0", "digest": "ab"},
+            });
+            for (key, value) in change.as_object().unwrap() {
+                plan[key] = value.clone();
+            }
+            super::plan(&serde_json::from_value(plan).unwrap())
+        };
+        let text = plan(json!({}));
+        assert!(text.contains("it would first stop admitting incompatible members\n"), "{text}");
+        assert!(text.contains("  run    step orders: ./migrate up\n") && !text.contains("no live node"), "{text}");
+        let text = plan(json!({"candidates": 0}));
+        assert!(text.contains("no live node can run it now: it begins once one can\n"), "{text}");
+        let blocker = json!({"member": "m1", "release": "1.0.0", "phase": "serving", "since": "2026-11-22T00:28:47Z",
+            "external": false, "why": "release 1.0.0 is below 2.0.0"});
+        for (path, says) in
+            [("first", "first time, once the blocking"), ("restrict", "wait until the blocking members")]
+        {
+            let text = plan(json!({"path": path, "blockers": [blocker.clone()]}));
+            assert!(text.contains(says) && text.contains("m1"), "{text}");
+        }
     }
 
     #[test]

@@ -60,14 +60,14 @@ pub fn last_run(reconciler: &str, run: &RunView) -> String {
         exit => format!(" (exit {exit})"),
     };
     let follow = if run.outcome == RunState::Running { " --follow" } else { "" };
-    format!(
-        "{} on {}, attempt {}: {}{exit}{took}; `muster reconciler logs {reconciler} --run {}{follow}`",
-        run.number,
-        node(run),
-        run.attempt,
-        outcome(run),
-        run.number
-    )
+    // Only commands have logs, and one that has ended has an exit status, or has written something.
+    let has_ended = run.outcome == RunState::Done || run.outcome == RunState::Failed;
+    let logs = if has_ended && exit.is_empty() && run.head.is_empty() {
+        String::new()
+    } else {
+        format!("; `muster reconciler logs {reconciler} --run {}{follow}`", run.number)
+    };
+    format!("{} on {}, attempt {}: {}{exit}{took}{logs}", run.number, node(run), run.attempt, outcome(run))
 }
 
 /// What is on record of a run's output.
@@ -137,6 +137,8 @@ mod tests {
             last_run("people", &running),
             "7 on n3, attempt 2: running; `muster reconciler logs people --run 7 --follow`"
         );
+        let objects = run(json!({"outcome": "done", "exit": {"status": null, "signal": null}, "head": "", "tail": ""}));
+        assert_eq!(last_run("people", &objects), "7 on n3, attempt 2: done after 1.25s", "objects have no log");
     }
 
     #[test]

@@ -380,6 +380,12 @@ pub struct PlanView {
     pub waits: Vec<PlannedWaitView>,
     /// The command to run, if it is one.
     pub command: Option<Vec<String>>,
+    /// The step of a chain whose command that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// How many candidates could run it now. `None`: an older manager does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidates: Option<usize>,
     pub blockers: Vec<BlockerView>,
     pub gate: PlannedGateView,
 }

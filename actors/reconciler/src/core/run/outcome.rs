@@ -80,7 +80,7 @@ impl Run {
                 };
                 let first: Vec<_> = waved.errors.iter().take(3).map(named).collect();
                 let in_all = waved.errors_in_all.max(u32::try_from(waved.errors.len()).unwrap_or(u32::MAX));
-                let text = format!("{in_all} objects could not be applied: {}", first.join("; "));
+                let text = format!("objects that could not be applied: {in_all}; {}", first.join("; "));
                 ends(RunOutcome::Failed, &text);
                 self.failed(now, wall, text, out);
             }
