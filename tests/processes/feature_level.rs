@@ -198,7 +198,7 @@ fn builtin_reconciler_scope_is_reserved() {
     let member = format!("muster/{id}");
     for args in [
         &["reconciler", "apply", "-f", file.to_str().expect("text")][..],
-        &["reconciler", "delete", "feature-level"],
+        &["reconciler", "delete", "feature-level", "--yes"],
         &["reconciler", "delete", "feature-level", "--gate", "--yes"],
         &["reconciler", "force-floor", "feature-level", "9.0.0", "--yes-i-know"],
         &["member", "forget", &member],

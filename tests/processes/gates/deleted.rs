@@ -15,12 +15,12 @@ fn deletion_of_a_gate_asks_and_keeps_its_history() {
     let mut world = World::new();
     world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
     let ran = world.folder().join("ran");
-    let text = format!(
+    let definition = format!(
         "name = \"migration\"\nrelease = \"1.0.0\"\nscope = \"shop\"\nfloor = \"1.0.0\"\nsettle = \"0s\"\nevery = \"once\"\n\
          [command]\nargv = [\"/bin/sh\", \"-c\", \"echo ran >> {}\"]\n",
         ran.display()
     );
-    submit(&world, &[&text], &[]).ended(0);
+    submit(&world, &[&definition], &[]).ended(0);
     let status = || world.muster(&["reconciler", "status", "migration"]).ended(0).json();
     let history = || world.muster(&["reconciler", "history", "migration"]).ended(0).json();
     let runs = || std::fs::read_to_string(&ran).unwrap_or_default().lines().count();
@@ -57,4 +57,16 @@ fn deletion_of_a_gate_asks_and_keeps_its_history() {
     on(&["delete", "migration", "--gate", "--yes"]).ended(0);
     eventually_so("it has run again", || status()["gate"]["epoch"] == 3 && status()["phase"] == "idle");
     assert_eq!((epochs(&history()), runs()), (vec![1, 2, 3], 2));
+
+    // The whole reconciler is deleted after a confirmation, too; one of which nothing was applied, without.
+    let asked = on(&["delete", "migration"]).ended(6);
+    assert_eq!(asked.error_code(), "needs_confirmation");
+    for part in ["its gate with the history", "everything would run again", "delete migration --yes"] {
+        assert!(asked.stderr.contains(part), "{part}: {}", asked.stderr);
+    }
+    assert_eq!(epochs(&history()), [1, 2, 3]);
+    on(&["delete", "migration", "--yes"]).ended(0);
+    on(&["status", "migration"]).ended(4);
+    submit(&world, &[&definition.replace("release = \"1.0.0\"", "release = \"9.0.0\"")], &[]).ended(0);
+    on(&["delete", "migration"]).ended(0);
 }

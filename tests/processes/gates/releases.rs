@@ -134,6 +134,9 @@ fn service_started_at_once_announces_what_was_just_declared() {
         let refused = world.muster(&["wait-ready", "shop", "--allow-undefined-scope", "--timeout", "1m"]).ended(2);
         assert!(refused.stderr.contains(why) && refused.stderr.contains("--release"), "{}", refused.stderr);
     }
+    let own = world.muster(&["release", "declare", "muster", "9.0.0"]).ended(2);
+    assert!(own.stderr.contains("that of the managers themselves"), "{}", own.stderr);
+    assert!(!directory.join("muster.toml").exists(), "nothing was written");
     world.muster(&["release", "declare", "shop", "none"]).ended(0);
     let listed = world.muster(&["release", "ls"]).ended(0);
     assert!(listed.json()["declared"]["shop"].is_null(), "{}", listed.stdout);

@@ -52,7 +52,7 @@ fn object_set_is_created_repaired_and_taken_over() {
     let list = world.muster(&["reconciler", "history", "schema"]).ended(0).json();
     let epochs: Vec<u64> = items(&list, "history").iter().filter_map(|g| g["epoch"].as_u64()).collect();
     assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]) && epochs.len() >= 2, "{list}");
-    world.muster(&["reconciler", "delete", "schema"]).ended(0);
+    world.muster(&["reconciler", "delete", "schema", "--yes"]).ended(0);
     world.muster(&["reconciler", "status", "schema"]).ended(4);
     assert_eq!(objects(&world).len(), 2, "applied objects stay");
 }

@@ -141,8 +141,8 @@ pub enum ReconcilerCommand {
         /// Delete only the gate: no member is admitted until a run has succeeded. What ran once runs again; the history is kept
         #[arg(long)]
         gate: bool,
-        /// Confirm --gate; without it the command says what would run again, and changes nothing
-        #[arg(long, requires = "gate")]
+        /// Confirm; without it the command says what would be lost or run again, and changes nothing
+        #[arg(long)]
         yes: bool,
     },
 }

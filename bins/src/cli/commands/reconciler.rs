@@ -104,10 +104,34 @@ pub async fn run(ctx: &mut Context, command: ReconcilerCommand) -> Outcome<u8> {
                            `muster reconciler repair` restores the gate from it";
             done(ctx, &name, message, |name| ReconcilerRequest::DeleteGate { name }).await
         }
-        C::Delete { name: Named { name }, gate: false, .. } => {
+        C::Delete { name: Named { name }, gate: false, yes } => {
+            if !yes {
+                let request = Request::Reconciler(status_of(name.clone()));
+                let status: ReconcilerStatusView = parse(&ctx.client.call(request).await?)?;
+                if let Some(loses) = would_lose(&status) {
+                    return Err(Failure::refused("needs_confirmation", loses));
+                }
+            }
             done(ctx, &name, "is deleted", |name| ReconcilerRequest::Delete { name }).await
         }
     }
+}
+
+/// What the deletion of a reconciler causes, if anything of it has been applied.
+fn would_lose(status: &ReconcilerStatusView) -> Option<String> {
+    let ReconcilerView { name, scope, gate, participants, .. } = &status.brief;
+    let steps = status.steps.iter().filter(|step| step.at.is_some()).count();
+    if gate.is_none() && steps == 0 {
+        return None;
+    }
+    let (name, scope) = (printable(name), printable(scope));
+    let of_chain = if steps == 0 { String::new() } else { format!(" (steps that have run: {steps})") };
+    Some(format!(
+        "{name} would lose its gate with the history, and what is on record of its runs{of_chain}: its floor would exclude \
+         no member of scope {scope} any more (serving now: {}), and once it is applied again, everything would run again, even if it was \
+         to run once; to do that: `muster reconciler delete {name} --yes`",
+        participants.serving
+    ))
 }
 
 /// What the deletion of a gate causes: everything that its reconciler has done is done again, also what was to be done once.
@@ -251,6 +275,23 @@ mod tests {
         let umlauts = std::io::Cursor::new("#ä".repeat(most as usize));
         assert_eq!(read_all(umlauts).unwrap_err().to_string(), "larger than 4 MiB");
         assert_eq!(read_all(&b"\xff"[..]).unwrap_err().to_string(), "not UTF-8 text");
+    }
+
+    #[test]
+    fn deletion_of_what_was_applied_says_what_is_lost() {
+        let status = |gate: Value, at: Value| {
+            let counts = serde_json::json!({"serving": 2, "announced": 0, "draining": 0});
+            let step = serde_json::json!({"name": "one", "digest": "ab", "release": null, "at": at, "node": null});
+            let status = serde_json::json!({"name": "people", "scope": "shop", "gate": gate, "phase": "idle", "reason": "done",
+                "message": "", "participants": counts, "steps": [step], "revision": 7});
+            would_lose(&serde_json::from_value(status).unwrap())
+        };
+        assert_eq!(status(Value::Null, Value::Null), None);
+        let unreadable = serde_json::json!({"epoch": 1, "state": "unreadable"});
+        let of_gate = status(unreadable, Value::Null).unwrap();
+        assert!(of_gate.contains("serving now: 2") && of_gate.contains("delete people --yes"), "{of_gate}");
+        let of_steps = status(Value::Null, "2026-11-22T00:28:47Z".into()).unwrap();
+        assert!(of_steps.contains("runs (steps that have run: 1)"), "{of_steps}");
     }
 
     #[test]

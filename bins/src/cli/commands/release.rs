@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_client::{Client, Failure, Outcome, Target};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{ActorNode, ErrorCode, Release};
+use muster_messages::{ActorNode, ErrorCode, MANAGERS_SCOPE, Release};
 use muster_reconciler::NOT_INSTALLED;
 use muster_sealing::files::write_atomic_as;
 use serde::Deserialize;
@@ -157,6 +157,10 @@ fn text_of(release: Option<&Release>) -> String {
 }
 
 async fn declare(ctx: &mut Context, scope: &str, of: &Installed) -> Outcome<u8> {
+    if scope == MANAGERS_SCOPE {
+        let why = format!("the release of scope {MANAGERS_SCOPE} is that of the managers themselves");
+        return Err(Failure::new(ErrorCode::Invalid, why));
+    }
     let (Installed(release), (known, _)) = (of, Declarations::of(&mut ctx.client).await?);
     let text = text_of(release.as_ref());
     write(&known.directory, scope, &text)
