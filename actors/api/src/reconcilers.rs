@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::core::{check_scope, on_behalf, reserved};
+use crate::core::{check_definitions, check_scope, on_behalf, reserved};
 use crate::reads::to_text;
 use crate::work::{Proposed, Work};
 
@@ -335,6 +335,7 @@ impl ReconcilerRequests<'_> {
         let sealed: Result<Vec<Definition>, _> = definitions.iter().cloned().map(sealed).collect();
         let sealed = sealed.map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
         let before = self.work.confirmed().await?;
+        check_definitions(&before.tables.reconcilers, &sealed)?;
         check_dependencies(&before.tables.reconcilers, &sealed)?;
         let define =
             |d: &Definition| Change::Reconciler(ReconcilerChange::Define { definition: Box::new(d.clone()), replace });

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use muster_messages::wire::CandidateView;
 use muster_messages::{
-    Action, Blocker, BlockerView, Definition, DefinitionKey, DefinitionTiming, Gate, GateEntryView, GateHistoryView,
-    GatePath, GateState, GateStatusView, HoldReason, HoldView, LastFailure, LastFailureView, ListView, ManagedObject,
-    Name, ObjectMetadataView, ObjectView, Participant, ParticipantCounts, ParticipantPhase, ParticipantView,
-    PhaseReason, PlanView, PlannedGateView, PlannedObjectView, PlannedSideView, PlannedWaitView, Progress,
-    RECONCILER_LABEL, ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Reconcilers, ReleaseDefinitionView,
-    RunnerChoice, RunnerStatusView, StepView, Tables, Triple, WallTime, WaveCondition, Word, runner_lease,
+    Action, Applies, Blocker, BlockerView, Definition, DefinitionKey, DefinitionTiming, Gate, GateEntryView,
+    GateHistoryView, GatePath, GateState, GateStatusView, HoldReason, HoldView, LastFailure, LastFailureView, ListView,
+    ManagedObject, Name, ObjectMetadataView, ObjectView, Participant, ParticipantCounts, ParticipantPhase,
+    ParticipantView, PhaseReason, PlanView, PlannedGateView, PlannedObjectView, PlannedSideView, PlannedWaitView,
+    Progress, RECONCILER_LABEL, ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Reconcilers,
+    ReleaseDefinitionView, RunnerChoice, RunnerStatusView, StepView, Tables, Triple, WallTime, WaveCondition, Word,
+    runner_lease,
 };
 
 use crate::objects::{Waves, Write};
@@ -250,7 +251,8 @@ fn phase(
         if let Some(message) = not_selected(tables, name) {
             return Phase::new(ReconcilerPhase::NoCandidate, PhaseReason::NotSelected, message);
         }
-        let of: Vec<String> = all.definitions_of(name).map(|d| d.release.to_string()).collect();
+        let later = |d: &Definition| if d.options.applies == Applies::OrLater { " or later" } else { "" };
+        let of: Vec<String> = all.definitions_of(name).map(|d| format!("{}{}", d.release, later(d))).collect();
         let message = format!(
             "no live node can run it: it has definitions of {}, and a node runs what `muster release declare {} RELEASE` says there, else \
              its own --release; a command runs only on nodes whose configuration lists its program, its user and its files \

@@ -318,7 +318,10 @@ fn status_shows_what_it_waits_for_and_what_would_help() {
     world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
     assert_eq!(world.phase().0, "no-candidate");
     let message = status(&world.0, NAME).unwrap().brief.message;
-    assert!(message.contains("what `muster release declare db RELEASE` says there"), "{message}");
+    assert!(
+        message.contains("definitions of 1.0.0, and a node runs what `muster release declare db RELEASE` says there"),
+        "{message}"
+    );
     world.announce(&candidates_scope(NAME), "n1", "1.0.0");
     // A candidate of a release without a definition blocks no other.
     world.announce(&candidates_scope(NAME), "stranger", "999.0.0");

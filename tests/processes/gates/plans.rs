@@ -39,6 +39,13 @@ fn apply_and_plan_say_what_is_wrong_and_what_helps() {
         assert!(refused.stderr.contains(part), "{part}: {}", refused.stderr);
     }
     world.muster(&["reconciler", "status", "after"]).ended(4);
+    let moved = of("schema", "").replace("0.1.0", "0.2.0").replace("scope = \"db\"", "scope = \"bd\"");
+    let refused = submit(&world, &[&moved], &[]).ended(2);
+    assert!(
+        refused.stderr.contains("schema belongs to scope db, and its gate cannot move to bd"),
+        "{}",
+        refused.stderr
+    );
     submit(&world, &[&after, &before], &[]).ended(0);
     let phase = |name: &str| world.muster(&["reconciler", "status", name]).ended(0).json()["phase"].clone();
     eventually_so("both are applied", || phase("before") == "idle" && phase("after") == "idle");

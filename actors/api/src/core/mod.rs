@@ -23,6 +23,6 @@ pub use self::checks::{check_lifetime, check_removed_labels};
 pub use self::pages::list;
 pub use self::resolve::{check_node_ref, node_digest, node_of, resolve, resolve_for_irreversible};
 pub use self::roots::{Issuers, roots};
-pub use self::scopes::check_scope;
+pub use self::scopes::{check_definitions, check_scope};
 pub use self::scrape::{TargetGroup, may_scrape, targets};
 pub use self::views::*;
