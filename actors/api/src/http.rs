@@ -52,7 +52,7 @@ use self::errors::no_such_path;
 pub(crate) use self::errors::{error_response, json_response};
 use self::head_limit::{Heads, Limited};
 use self::paced::{Paced, Pause};
-use crate::core::NO_IDENTITY;
+use crate::core::{Kind, NO_IDENTITY, kind_of};
 use crate::kube;
 use crate::metrics;
 use crate::service::{Service, refusal_error};
@@ -330,11 +330,21 @@ impl Peer {
 }
 
 async fn answer(peer: &Peer, request: Request) -> Response {
-    let call = ApiCall { id: 0, request_id: peer.request, timeout_ms: 30_000, request };
-    match peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await {
+    let is_write = kind_of(&request) == Kind::Write;
+    match answer_text(peer, request).await {
+        // A long answer counts among its caller's until it is read. What was changed cannot be refused any more.
+        Ok(text) if text.len() > kube::LONG_ANSWER_BYTES && !is_write => match peer.service.long_answer(&peer.caller) {
+            Ok(share) => json_response(StatusCode::OK, text).map(|body| kube::until_read(body, Some(share))),
+            Err(error) => error_response(&error),
+        },
         Ok(text) => json_response(StatusCode::OK, text),
         Err(error) => error_response(&error),
     }
+}
+
+async fn answer_text(peer: &Peer, request: Request) -> Result<String, ErrorBody> {
+    let call = ApiCall { id: 0, request_id: peer.request, timeout_ms: 30_000, request };
+    peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await
 }
 
 async fn list(Extension(peer): Extension<Peer>, Query(q): Query<Listing>, of: ListOf) -> Response {
@@ -349,8 +359,12 @@ async fn list(Extension(peer): Extension<Peer>, Query(q): Query<Listing>, of: Li
 
 /// An answer that grows with the cluster: one caller may leave only a bounded number unread.
 async fn long_answer(peer: &Peer, request: Request) -> Response {
-    match peer.service.long_answer(&peer.caller) {
-        Ok(share) => answer(peer, request).await.map(|body| kube::until_read(body, Some(share))),
+    let share = match peer.service.long_answer(&peer.caller) {
+        Ok(share) => share,
+        Err(error) => return error_response(&error),
+    };
+    match answer_text(peer, request).await {
+        Ok(text) => json_response(StatusCode::OK, text).map(|body| kube::until_read(body, Some(share))),
         Err(error) => error_response(&error),
     }
 }

@@ -13,7 +13,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
+use crate::core::{Kind, kind_of};
+use crate::kube::LONG_ANSWER_BYTES;
 use crate::service::{Service, waits};
+use crate::shares::Share;
 
 /// The caller on a connection. A certificate identifies one principal; an admin socket acts as its node's current role
 /// allows.
@@ -27,8 +30,12 @@ const MAX_LONG_ANSWERS_PER_CONNECTION: usize = 8;
 /// time that others wait for.
 pub(crate) const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// An answer, with its permit among the long ones until it is written.
-type Outgoing = (ApiAnswer, Option<OwnedSemaphorePermit>);
+/// The pause before a write's long answer asks for its share again. Its request is in progress meanwhile.
+const SHARE_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a long answer holds until it is written: its permit among those of its connection, and its share among those of its caller.
+type Held = (Option<OwnedSemaphorePermit>, Option<Share>);
+type Outgoing = (ApiAnswer, Held);
 
 /// Serves one connection until it ends. Dropping the future drops the requests in flight.
 pub async fn serve_native<S>(
@@ -56,7 +63,7 @@ where
             let request_permit = match service.enter(&caller, waits(&call.request)) {
                 Ok(request_permit) => request_permit,
                 Err(full) => {
-                    let _gone = answers.send((ApiAnswer { id: call.id, result: Err(full) }, None)).await;
+                    let _gone = answers.send((ApiAnswer { id: call.id, result: Err(full) }, Held::default())).await;
                     tokio::time::sleep(REFUSAL_PAUSE).await;
                     continue;
                 }
@@ -64,9 +71,10 @@ where
             let (service, answers, origin) = (service.clone(), answers.clone(), Arc::clone(&origin));
             let long = may_be_long(&call.request).then(|| Arc::clone(&long));
             // A request that waits for a change needs its permit for the answer, not for the wait.
-            let polls = matches!(call.request, Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. }));
+            let polls = polls(&call.request);
             tasks.spawn(async move {
-                let id = call.id;
+                let (id, account) = (call.id, caller.clone());
+                let is_write = kind_of(&call.request) == Kind::Write;
                 let permit = async |long: Option<Arc<Semaphore>>| match long {
                     Some(long) => Some(long.acquire_owned().await.expect("the semaphore is never closed")),
                     None => None,
@@ -75,13 +83,14 @@ where
                 // A panic is a bug: the caller gets an error instead of waiting forever.
                 let answered =
                     AssertUnwindSafe(service.answer_in(&request_permit, &origin, caller, call)).catch_unwind().await;
-                drop(request_permit);
                 let result = answered.unwrap_or_else(|_| {
                     tracing::error!("a request panicked");
                     Err(ErrorBody::new(ErrorCode::Internal, "the request failed on this node; see the daemon's log"))
                 });
+                let (result, share) = counted(&service, &account, is_write, result).await;
+                drop(request_permit);
                 let permit = if polls { permit(long).await } else { before };
-                let _gone = answers.send((ApiAnswer { id, result }, permit)).await;
+                let _gone = answers.send((ApiAnswer { id, result }, (permit, share))).await;
             });
         }
         // The client sends no more requests; the pending ones are still answered.
@@ -108,7 +117,42 @@ where
     tokio::try_join!(reading, writing).map(|_| ())
 }
 
-/// Whether the answer grows with the cluster.
+/// A long answer counts among its caller's until it is written, whatever connection it is for: one certificate opens hundreds, and need
+/// not read from any.
+async fn counted(
+    service: &Service,
+    caller: &Principal,
+    is_write: bool,
+    result: Result<String, ErrorBody>,
+) -> (Result<String, ErrorBody>, Option<Share>) {
+    if !result.as_ref().is_ok_and(|text| text.len() > LONG_ANSWER_BYTES) {
+        return (result, None);
+    }
+    loop {
+        match service.long_answer(caller) {
+            Ok(share) => return (result, Some(share)),
+            // What was changed cannot be refused any more.
+            Err(_) if is_write => tokio::time::sleep(SHARE_PAUSE).await,
+            Err(full) => return (Err(full), None),
+        }
+    }
+}
+
+/// Whether it waits for a change, and may then be answered at length.
+fn polls(request: &Request) -> bool {
+    use ReconcilerRequest as R;
+    matches!(
+        request,
+        Request::Reconciler(
+            R::View { wait_ms: 1.., .. }
+                | R::Status { wait_ms: 1.., .. }
+                | R::Definitions { wait_ms: 1.., .. }
+                | R::Log { wait_ms: 1.., .. }
+        )
+    )
+}
+
+/// Whether the answer grows with the cluster, or has what others have written at length.
 fn may_be_long(request: &Request) -> bool {
     let other = matches!(
         request,
@@ -119,10 +163,17 @@ fn may_be_long(request: &Request) -> bool {
             | Request::Lease(LeaseRequest::List { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. })
             | Request::Reconciler(
                 ReconcilerRequest::List
+                    | ReconcilerRequest::Status { .. }
                     | ReconcilerRequest::Plan { .. }
+                    | ReconcilerRequest::History { .. }
+                    | ReconcilerRequest::Runs { .. }
+                    | ReconcilerRequest::Log { .. }
                     | ReconcilerRequest::MemberList { .. }
                     | ReconcilerRequest::ObjectList { .. }
+                    | ReconcilerRequest::ObjectGet { .. }
+                    | ReconcilerRequest::ObjectPut { .. }
                     | ReconcilerRequest::ObjectChanges { .. }
+                    | ReconcilerRequest::Definitions { .. }
                     | ReconcilerRequest::View { .. }
             )
             | Request::Kube(_)

@@ -15,7 +15,7 @@ use muster_messages::{
     CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, Member, NodeId, Principal, Progress, RaftId,
     RefusalReason, RequestId, Role, Subject, WallTime, Word,
 };
-use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually, eventually_some};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::native::REFUSAL_PAUSE;
 use crate::service::MAX_STOP_CHECKS;
-use crate::tests::{TERM, World, leading, runtime, service, tables, triple};
+use crate::tests::{TERM, World, leading, runtime, service, tables, triple, users};
 use crate::{ApiLimits, ManagerPorts};
 
 const PATH: &str = "node/api";
@@ -206,6 +206,35 @@ async fn rejected_native_connection_gets_retry_after_and_is_paced() {
     drop(permits);
     client.send(&call(Request::Contact)).await.unwrap();
     assert!(client.recv::<ApiAnswer>().await.unwrap().unwrap().result.is_ok());
+    stage.harness.finish().await;
+}
+
+/// One certificate opens hundreds of connections, and need not read from any.
+#[tokio::test]
+async fn unread_long_native_answers_of_a_caller_are_bounded() {
+    let world = World::applying(tables());
+    let body = serde_json::json!({"text": "x".repeat(80 * 1024)}).to_string();
+    let put = ReconcilerRequest::ObjectPut { key: users(), labels: Default::default(), body };
+    let (status, answer, _) = world.reconciler(&Principal::Operator, put).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    let stage = Stage::set(world.service.clone(), None).await;
+    let get = || call(Request::Reconciler(ReconcilerRequest::ObjectGet { key: users() }));
+    let asked = async |name: &str| {
+        let mut client = stage.native(&Subject::Admin(name.parse().unwrap())).await;
+        client.send(&get()).await.unwrap();
+        client
+    };
+    let mut unread = Vec::new();
+    for _ in 0..20 {
+        unread.push(asked("eve").await);
+    }
+    let overloaded = || stage.service.counters.overloaded.load(Ordering::Relaxed);
+    eventually("all but sixteen are refused", || overloaded() == 4).await;
+    let answer: ApiAnswer = asked("bob").await.recv().await.unwrap().unwrap();
+    assert!(answer.result.is_ok(), "others have a share of their own");
+    drop(unread);
+    let read = async || asked("eve").await.recv::<ApiAnswer>().await.unwrap().unwrap().result.ok();
+    eventually_some("closed connections return theirs", read).await;
     stage.harness.finish().await;
 }
 

@@ -259,6 +259,23 @@ async fn unread_lists_are_bounded_over_http() {
 }
 
 #[tokio::test]
+async fn unread_long_objects_are_bounded_over_http() {
+    let world = World::applying(tables());
+    let (path, body) = ("/v1/objects/table/default/users", json!({"body": {"text": "x".repeat(80 * 1024)}}));
+    let written = world.respond(&Principal::Operator, "PUT", path, &body.to_string()).await;
+    assert_eq!(written.status(), 200);
+    let mut unread = Vec::new();
+    for n in 1..=17 {
+        let response = world.respond(&node(2), "GET", path, "").await;
+        assert_eq!(response.status(), if n <= 16 { 200 } else { 429 }, "{n}");
+        unread.push(response);
+    }
+    assert_eq!(world.respond(&node(2), "GET", "/v1/nodes", "").await.status(), 200, "a short answer needs no share");
+    drop(unread);
+    assert_eq!(world.respond(&node(2), "GET", path, "").await.status(), 200);
+}
+
+#[tokio::test]
 async fn only_operators_send_large_definitions_and_objects() {
     let world = World::new();
     let text = |kib: usize| json!({"text": "x".repeat(kib * 1024)});

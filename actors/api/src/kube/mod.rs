@@ -279,10 +279,17 @@ async fn read(
         Err(status) if status.reason == Reason::NotFound && ask.freshness() != Freshness::Now => {
             let replica = fresh_replica(service, manager, Freshness::Now, deadline).await?;
             requester.may(&ask, &replica.tables)?;
-            Ok(respond(muster_kubernetes::answer(&ask, &replica.tables, Clock.wall())?))
+            counted(service, caller, muster_kubernetes::answer(&ask, &replica.tables, Clock.wall())?)
         }
-        answered => Ok(respond(answered?)),
+        answered => counted(service, caller, answered?),
     }
+}
+
+/// The answer with one object. A long one counts among its caller's until it is read, as a list does.
+fn counted(service: &Service, caller: &Principal, answer: KubeAnswer) -> Result<Response, Status> {
+    let is_long = answer.body.len() > LONG_ANSWER_BYTES;
+    let share = if is_long { Some(service.long_answer(caller)?) } else { None };
+    Ok(respond(answer).map(|body| until_read(body, share)))
 }
 
 /// A body that holds its share until it is read or its connection ends.

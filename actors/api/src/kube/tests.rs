@@ -119,6 +119,25 @@ async fn unread_kubernetes_lists_are_bounded() {
     assert!(read_by_ann(&service, &runtime, MAPS).await.is_ok());
 }
 
+/// Over HTTP/2 a client has many streams, and reads none of them.
+#[tokio::test]
+async fn unread_config_maps_are_bounded_if_they_are_long() {
+    let tables = tables_with_maps(2, 100_000);
+    let runtime = ManagerRuntime::with(tables.clone(), Some(tables));
+    let service = runtime.service();
+    let mut unread = Vec::new();
+    let refused = loop {
+        match read_by_ann(&service, &runtime, &format!("{MAPS}/m000")).await {
+            Ok(response) => unread.push(response),
+            Err(status) => break status,
+        }
+        assert!(unread.len() <= 100, "unread answers are not bounded");
+    };
+    assert_eq!(refused.reason, Reason::TooManyRequests);
+    drop(unread.pop());
+    assert!(read_by_ann(&service, &runtime, &format!("{MAPS}/m001")).await.is_ok());
+}
+
 #[tokio::test]
 async fn write_applied_under_an_earlier_leader_ends_with_final_error() {
     let request_id = RequestId(5);
