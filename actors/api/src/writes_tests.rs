@@ -229,6 +229,27 @@ fn events_come_in_pages_that_a_frame_holds() {
     assert_eq!((whole.revision, whole.more), (Revision(5_000), false));
 }
 
+#[test]
+fn events_after_any_revision_are_answered_from_full_histories() {
+    let mut tables = tables();
+    let event = Event {
+        revision: Revision(20),
+        at: WallTime(0),
+        kind: EventKind::Lease,
+        node: None,
+        by: Principal::Operator,
+        reason: String::new(),
+        before: None,
+        after: None,
+    };
+    tables.frequent_events = std::iter::repeat_n(std::sync::Arc::new(event), muster_store::MAX_EVENTS).collect();
+    tables.revision = Revision(21);
+    for (since, incomplete_before) in [(7, Some(Revision(20))), (19, None), (u64::MAX, None)] {
+        let page = core::events_page(&tables, Revision(since), 1024);
+        assert_eq!(page.incomplete_before, incomplete_before, "{since}");
+    }
+}
+
 /// LEVEL-4: a manager of an earlier build could not read them.
 #[test]
 fn newer_definitions_are_refused_below_their_level() {

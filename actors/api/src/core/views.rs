@@ -308,7 +308,7 @@ pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> EventsView
     let full =
         [&tables.routine_events, &tables.frequent_events].into_iter().filter(|history| history.len() >= MAX_EVENTS);
     let oldest = full.filter_map(|history| history.front()).map(|event| event.revision).max();
-    let incomplete_before = oldest.filter(|oldest| since.next() < *oldest);
+    let incomplete_before = oldest.filter(|oldest| since.0.saturating_add(1) < oldest.0);
     EventsView { items, revision, more, incomplete_before, rest: serde_json::Map::new() }
 }
 
