@@ -8,7 +8,7 @@ use muster_messages::{AutolockView, ErrorCode, NodeWatched, Revision, Role, Root
 use serde_json::json;
 
 use crate::autolock::autolock_progress;
-use crate::client::{Client, parse};
+use crate::client::{Client, RETRY_PAUSE, parse};
 use crate::failure::{Failure, Outcome};
 use crate::rotation::{RotationGoal, rotation_progress};
 use crate::settled::{Progress, progress, remaining_work};
@@ -64,6 +64,7 @@ impl Client {
                 )
                 .with_details(json!({"node": node, "reason": last})));
             }
+            let mut pause = MIN_PAUSE;
             let request = Request::NodeWatch { node: node.to_owned(), seen, wait_ms: millis(WATCH_INTERVAL) };
             match self.call_within(request, left.min(WATCH_TIMEOUT)).await {
                 Ok(text) => {
@@ -83,12 +84,14 @@ impl Client {
                         }
                     }
                 }
-                // Many role changes include a leader change.
-                Err(failure) if failure.exit == ErrorCode::NoQuorum.exit_status() => last = failure.message,
-                Err(failure) if failure.is(ErrorCode::TimedOut) => last = failure.message,
+                // Many role changes include a leader change; others' load must not end the wait for a change that was accepted.
+                Err(failure) if failure.may_pass() => {
+                    last = failure.message;
+                    pause = RETRY_PAUSE;
+                }
                 Err(failure) => return Err(failure),
             }
-            tokio::time::sleep(MIN_PAUSE.min(left)).await;
+            tokio::time::sleep(pause.min(left)).await;
         }
     }
 
@@ -105,7 +108,7 @@ impl Client {
             request: Request::RootList,
             pause: COSTLY_PAUSE,
             accepted: "the rotation was accepted and continues",
-            passes: Failure::is_transient,
+            passes: Failure::may_pass,
             replaced: format!("root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"),
             about: ("root", json!(root)),
         };
@@ -124,7 +127,7 @@ impl Client {
             request: Request::AutolockStatus,
             pause: SEAL_PAUSE,
             accepted: "the change was accepted and continues",
-            passes: Failure::is_transient,
+            passes: Failure::may_pass,
             replaced: format!("version {version} of the unlock key was replaced by another request"),
             about: ("version", json!(version)),
         };
@@ -242,7 +245,39 @@ impl Reasons {
 
 #[cfg(test)]
 mod tests {
+    use muster_gateway::Framed;
+    use muster_messages::ErrorBody;
+    use muster_messages::wire::{ApiAnswer, ApiCall};
+    use tokio::net::UnixListener;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn load_ends_no_wait_for_an_accepted_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let node = json!({
+            "id": "0000000000000000000000001", "name": "n4", "addr": "127.0.0.1:4404", "release": "0.1.0", "labels": {},
+            "desired_role": "manager", "role": "manager", "state": "ready", "state_since": "2024-01-01T00:00:00Z",
+            "stale": false, "membership": "voter", "manager": null,
+            "certificate": {"role": "manager", "state": "issued", "serial": null, "not_after": null},
+            "conditions": [], "generation": 2, "revision": 9
+        });
+        tokio::spawn(async move {
+            let mut frames = Framed::new(listener.accept().await.unwrap().0);
+            let refusal = ErrorBody::new(ErrorCode::TooManyRequests, "retry later");
+            let mut answers = vec![Ok(json!({"seen": 1, "node": node}).to_string()), Err(refusal)];
+            while let Ok(Some(ApiCall { id, .. })) = frames.recv().await {
+                let Some(result) = answers.pop() else { break };
+                frames.send(&ApiAnswer { id, result }).await.unwrap();
+            }
+        });
+        let mut client = Client::to_socket(&socket, Duration::from_secs(10));
+        let until = Instant::now() + Duration::from_secs(60);
+        let settled = client.wait_until_settled("n4", Role::Manager, until, |_| {}).await;
+        assert_eq!(settled, Ok(Settled::Fully));
+    }
 
     #[test]
     fn lasting_reason_is_reported_once_until_it_changes() {
