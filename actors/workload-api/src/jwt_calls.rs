@@ -16,6 +16,7 @@ use tonic::body::Body;
 use tonic::server::{Grpc, UnaryService};
 
 use crate::core::{Answer, JwtRequest, Kind};
+use crate::limits::Permit;
 use crate::proto::{
     JwtBundlesResponse, JwtSvid, JwtSvidRequest, JwtSvidResponse, ProtoCodec, ValidateJwtSvidRequest,
     ValidateJwtSvidResponse, proto_struct,
@@ -80,10 +81,18 @@ impl FromAnswer for JwtBundlesResponse {
 pub(crate) async fn unary<C: UnaryCall>(fetch: Fetch, request: Request<Incoming>) -> Response<Body> {
     let codec = ProtoCodec::<C::Response, C>::default();
     let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_REQUEST_BYTES);
-    grpc.unary(Once(fetch), request).await
+    let arriving = match fetch.arriving() {
+        Ok(permit) => permit,
+        Err(refusal) => return refusal.into_http(),
+    };
+    grpc.unary(Once { fetch, arriving: Some(arriving) }, request).await
 }
 
-struct Once(Fetch);
+struct Once {
+    fetch: Fetch,
+    /// Until the request has arrived.
+    arriving: Option<Permit>,
+}
 
 impl<C: UnaryCall> UnaryService<C> for Once {
     type Response = C::Response;
@@ -91,7 +100,8 @@ impl<C: UnaryCall> UnaryService<C> for Once {
 
     fn call(&mut self, request: tonic::Request<C>) -> Self::Future {
         let request = request.into_inner();
-        let asked = request.kind().and_then(|kind| self.0.ask(kind));
+        drop(self.arriving.take());
+        let asked = request.kind().and_then(|kind| self.fetch.ask(kind));
         Box::pin(async move {
             let (answer, _call) = asked?.first().await?;
             Ok(tonic::Response::new(request.answer(&answer)?))

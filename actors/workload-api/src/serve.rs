@@ -45,8 +45,16 @@ const MAX_CALLS: u32 = 32;
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections without a call are closed after one to two of these. Clients connect again when they need to.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Requests are empty, or have a token of at most 16 KiB, or audiences.
+/// A request of one call has a token of at most 16 KiB, or audiences.
 pub(crate) const MAX_REQUEST_BYTES: usize = 64 << 10;
+/// Requests for streams are empty. Later versions of the standard may have a few fields.
+const MAX_STREAM_REQUEST_BYTES: usize = 1 << 10;
+/// What a connection may send before it is read.
+const WINDOW_BYTES: u32 = 64 << 10;
+/// Requests of calls that are still arriving, of all users and of one: each may keep [`MAX_REQUEST_BYTES`] until its time is over. Those of
+/// clients as they are arrive whole.
+const MAX_ARRIVING: usize = 256;
+const MAX_ARRIVING_OF_USER: usize = 64;
 /// Metadata of a request.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
@@ -64,13 +72,16 @@ pub(crate) struct Inbox {
     to: Address<Msg>,
     /// Requests that the actor has not handled. A client may take back a request that was sent, and send the next one.
     waiting: Limit,
+    /// Requests that have not arrived completely.
+    arriving: Limit,
     /// Connections that were not served.
     refused: Arc<AtomicU64>,
 }
 
 impl Inbox {
     pub(crate) fn new(to: Address<Msg>) -> Self {
-        Self { to, waiting: Limit::new(MAX_STREAMS, MAX_STREAMS_OF_USER), refused: Arc::default() }
+        let waiting = Limit::new(MAX_STREAMS, MAX_STREAMS_OF_USER);
+        Self { to, waiting, arriving: Limit::new(MAX_ARRIVING, MAX_ARRIVING_OF_USER), refused: Arc::default() }
     }
     pub(crate) fn refused_connections(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
@@ -174,6 +185,7 @@ async fn connection(stream: UnixStream, peer: Arc<Peer>, inbox: Inbox, ended: Ca
     };
     let mut http = http2::Builder::new(Within(ended));
     http.timer(TokioTimer::new()).max_concurrent_streams(MAX_CALLS).max_header_list_size(MAX_HEADER_BYTES);
+    http.initial_stream_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
     let mut serving = pin!(http.serve_connection(TokioIo::new(client_stream(stream)), service));
     let (mut idle, mut begun, mut closing) = (tokio::time::interval(IDLE_TIMEOUT), 0, false);
     idle.reset();
@@ -224,7 +236,7 @@ async fn answer(fetch: Fetch, request: Request<Incoming>) -> Response<Body> {
 
 async fn streaming<M: FromAnswer>(fetch: Fetch, request: Request<Incoming>) -> Response<Body> {
     let codec = ProtoCodec::<M, Empty>::default();
-    let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_REQUEST_BYTES);
+    let mut grpc = Grpc::new(codec).max_decoding_message_size(MAX_STREAM_REQUEST_BYTES);
     grpc.server_streaming(Streaming(fetch, std::marker::PhantomData), request).await
 }
 
@@ -236,6 +248,11 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
+    /// Held until the request has arrived.
+    pub(crate) fn arriving(&self) -> Result<Permit, Status> {
+        let permit = self.inbox.arriving.admit(self.peer.uid);
+        permit.ok_or_else(|| Status::unavailable("too many requests of this user are arriving"))
+    }
     pub(crate) fn ask(&mut self, kind: Kind) -> Result<Asked, Status> {
         let outgoing = self.inbox.ask(Arc::clone(&self.peer), kind)?;
         Ok(Asked { outgoing, call: self.call.take() })
@@ -340,6 +357,17 @@ fn status(denial: Denial) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn requests_that_do_not_arrive_are_limited_per_user() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let peer = Arc::new(Peer::of(&ours).unwrap());
+        let fetch = Fetch { peer, inbox: Inbox::new(Address::new(1)), call: None };
+        let mut arriving: Vec<_> = (0..2 * MAX_ARRIVING_OF_USER).filter_map(|_| fetch.arriving().ok()).collect();
+        assert_eq!(arriving.len(), MAX_ARRIVING_OF_USER);
+        arriving.pop();
+        assert!(fetch.arriving().is_ok(), "one has arrived");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn silent_connection_is_ended() {
