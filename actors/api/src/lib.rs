@@ -12,6 +12,7 @@ mod audit;
 mod autolock;
 mod autopilot;
 mod backup;
+mod building;
 pub mod core;
 mod http;
 mod kube;

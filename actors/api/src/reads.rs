@@ -130,7 +130,8 @@ impl Reads<'_> {
             Ok(Ok(replica)) => replica.clone(),
             _ => replica,
         };
-        to_text(&core::events_page(&replica.tables, since, MAX_EVENTS_PAGE_BYTES))
+        let page = move || to_text(&core::events_page(&replica.tables, since, MAX_EVENTS_PAGE_BYTES));
+        self.work.service.builders.build(page).await?
     }
 }
 

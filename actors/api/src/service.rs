@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tracing::{Instrument, Level, Span};
 
 use crate::actors::ActorRequests;
+use crate::building::Builders;
 use crate::core::{Kind, audited, authorize, kind_of, on_behalf};
 use crate::kube::refused_tokens::RefusedTokens;
 use crate::leases::LeaseRequests;
@@ -61,6 +62,7 @@ pub struct Service {
     calling: Shares,
     watching: Shares,
     long: Shares,
+    pub(crate) builders: Builders,
     stop_checks: Arc<Semaphore>,
     pub(crate) log_quota: Arc<LogQuota>,
 }
@@ -129,6 +131,7 @@ impl Service {
             calling,
             watching,
             long,
+            builders: Builders::default(),
             stop_checks: Arc::new(Semaphore::new(MAX_STOP_CHECKS)),
             log_quota: Arc::default(),
         }

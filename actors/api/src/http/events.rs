@@ -54,11 +54,14 @@ async fn all_events(peer: &Peer, since: u64, wait_ms: u64) -> Result<String, Err
         let request = Request::Events { since: Revision(since), wait_ms };
         let call = ApiCall { id: 0, request_id: peer.request, timeout_ms: 30_000, request };
         let page = peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await?;
-        let page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
-        let (document, next) = EventsView::joined(whole, page);
+        let joined = move || {
+            let page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
+            Ok::<_, ErrorBody>(EventsView::joined(whole, page))
+        };
+        let (document, next) = peer.service.builders.build(joined).await??;
         match next {
             Some(Revision(next)) if next > since => (since, wait_ms) = (next, 0),
-            _ => return crate::reads::to_text(&document),
+            _ => return peer.service.builders.build(move || crate::reads::to_text(&document)).await?,
         }
         whole = Some(document);
     }
