@@ -92,6 +92,40 @@ fn detached_dev_cluster_stops_on_request_and_resumes() {
     all_gone(&running);
 }
 
+/// Beside those that run, which stay as they are.
+#[test]
+#[ignore = "full tier"]
+fn dev_up_starts_nodes_that_have_ended() {
+    let (_permit, folder) = permit_and_folder();
+    let up = ["dev", "up", "--managers", "1", "--workers", "1", "--detach"];
+    EndedMuster::new(folder.path(), &up).ended(0);
+    let [manager, killed]: [ProcessId; 2] = processes(folder.path()).try_into().expect("both run");
+    let complete = EndedMuster::new(folder.path(), &["dev", "up", "--detach"]).ended(6);
+    assert!(!complete.stderr.contains("--detach"), "{}", complete.stderr);
+    killed.signal(Signal::KILL);
+    all_gone(&[killed]);
+    // In the foreground it would end with its terminal, and the other one would not.
+    let refused = EndedMuster::new(folder.path(), &["dev", "up"]).ended(6);
+    assert!(refused.stderr.contains("(1 of 2 nodes)"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("`muster dev up --detach` starts n2:"), "{}", refused.stderr);
+    let again = EndedMuster::new(folder.path(), &["dev", "up", "--detach"]).ended(0).stdout;
+    assert!(again.contains("1 of 2 nodes are running") && again.contains("starting n2\n"), "{again}");
+    assert!(again.contains("\n2 nodes are up after ") && !again.contains("removed"), "{again}");
+    let running = processes(folder.path());
+    assert!(running.len() == 2 && running[0] == manager && running[1] != killed, "{running:?}");
+    eventually_so("both are ready", || asked(folder.path(), &["status"])["nodes"]["ready"] == 2);
+
+    // It has nothing to start, and says why.
+    running[1].signal(Signal::KILL);
+    all_gone(&running[1..]);
+    asked(folder.path(), &["node", "rm", "n2", "--force"]);
+    let without = EndedMuster::new(folder.path(), &["dev", "up", "--detach"]).ended(0).stdout;
+    assert!(without.contains("removed from the cluster, and not running: n2"), "{without}");
+    assert_eq!(processes(folder.path()), [manager]);
+    EndedMuster::new(folder.path(), &["dev", "down"]).ended(0);
+    all_gone(&running);
+}
+
 /// B16: a node removed while it was down learns it at the next start, and never becomes ready.
 #[test]
 #[ignore = "full tier"]

@@ -435,7 +435,7 @@ pub enum DevCommand {
         workers: u16,
         #[command(flatten)]
         dir: DevDir,
-        /// Run in the background; `muster dev down` stops the cluster
+        /// Run in the background; `muster dev down` stops the cluster. Run again, it starts the nodes that have ended
         #[arg(long)]
         detach: bool,
     },

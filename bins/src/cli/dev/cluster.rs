@@ -56,13 +56,14 @@ impl LocalCluster {
     }
 
     /// The same, with more sections for the configuration of all nodes.
-    pub fn prepare_with(dir: &Path, state: State, lifetime: Lifetime, sections: &str) -> Outcome<Self> {
+    pub fn prepare_with(dir: &Path, mut state: State, lifetime: Lifetime, sections: &str) -> Outcome<Self> {
         let config = "# Written by `muster dev`: lets `muster actors crash` and commands of reconcilers work on this cluster.\n\
             [debug]\ncrash = true\n\n[reconcilers]\ncommands = true\n";
         let config = format!("{config}{sections}");
         let failed = |e| Failure::io(format!("cannot use {}", dir.display()), &e);
         let write = || muster_pki::write_atomic(&std::path::absolute(dir.join(CONFIG_FILE))?, config.as_bytes());
         write().map_err(failed)?;
+        state.detached = lifetime == Lifetime::Detached;
         state.write(dir)?;
         let nodes = state.nodes.iter().map(|node| local_node(dir, node)).collect();
         Ok(Self { dir: dir.to_owned(), lifetime, state, nodes, frozen: None })
@@ -83,17 +84,16 @@ impl LocalCluster {
         Client::to_socket(self.socket(name), REQUEST_TIMEOUT)
     }
 
-    /// Starts all nodes and waits until each serves its role.
+    /// Starts all nodes that do not run, and waits until each serves its role.
     pub async fn up(&mut self, report: Report<'_>) -> Outcome {
-        let known: Vec<usize> = (0..self.state.nodes.len()).filter(|i| self.state.nodes[*i].joined).collect();
-        if known.is_empty() {
-            self.start_all(&[0], &Entry::Found, report).await?;
+        if self.state.nodes.iter().any(|node| node.joined) {
+            let ended = self.indices(|node| node.joined && node.running().is_none());
+            self.start_all(&ended, &Entry::Resume, report).await?;
         } else {
-            self.start_all(&known, &Entry::Resume, report).await?;
+            self.start_all(&[0], &Entry::Found, report).await?;
         }
         for role in [Role::Manager, Role::Worker] {
-            let new = |i: &usize| !self.state.nodes[*i].joined && self.state.nodes[*i].role == role;
-            let new: Vec<usize> = (0..self.state.nodes.len()).filter(new).collect();
+            let new = self.indices(|node| !node.joined && node.role == role);
             if !new.is_empty() {
                 let entry = self.entry(role, new.len()).await?;
                 self.start_all(&new, &entry, report).await?;
@@ -230,6 +230,10 @@ impl LocalCluster {
         }
     }
 
+    fn indices(&self, wanted: impl Fn(&NodeState) -> bool) -> Vec<usize> {
+        (0..self.state.nodes.len()).filter(|index| wanted(&self.state.nodes[*index])).collect()
+    }
+
     fn index(&self, name: &str) -> Outcome<usize> {
         let position = self.state.nodes.iter().position(|node| node.name == name);
         position.ok_or_else(|| Failure::internal(format!("no node {name} in this cluster")))
@@ -291,14 +295,15 @@ impl LocalCluster {
         unresponsive
     }
 
-    /// Kills all nodes; for clusters whose folder is removed too.
+    /// Kills all nodes that it has started.
     pub async fn kill_all(&mut self) {
         join_all(self.nodes.iter_mut().map(LocalNode::kill)).await;
         self.clear_processes();
     }
 
+    /// Nodes that others have started may still run.
     fn clear_processes(&mut self) {
-        self.state.nodes.iter_mut().for_each(|node| node.process = None);
+        self.state.nodes.iter_mut().for_each(|node| node.process = node.running());
         // A failure is harmless: a dead process is recognised by its pid and start time.
         let _ = self.state.write(&self.dir);
     }

@@ -1,7 +1,8 @@
 //! `muster dev`: a cluster of real processes on this machine.
 //!
 //! Invariants  DEV-1  a cluster in the foreground leaves no process behind, however this process ends.
-//!             DEV-2  one folder, one cluster: a second `dev up` reports what runs and changes nothing.
+//!             DEV-2  one folder, one cluster: a second `dev up` leaves what runs as it is. In the background it starts the nodes that
+//!                    have ended, otherwise it changes nothing.
 
 pub mod cluster;
 mod handover;
@@ -38,7 +39,7 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     let mut interrupts = Interrupts::listen()?;
     state::make_folder(dir)?;
     state::check(dir)?;
-    let _lock = lock_folder(dir).await?;
+    let _lock = lock_folder(dir, detach).await?;
     let begun = Instant::now();
     let state = resume_or_plan(dir, managers, workers, out)?;
     let lifetime = if detach { Lifetime::Detached } else { Lifetime::Tied };
@@ -68,11 +69,17 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     Ok(0)
 }
 
-/// Locks the folder, or reports what runs in it.
-async fn lock_folder(dir: &Path) -> Outcome<FolderLock> {
+/// Locks the folder, or reports what runs in it. With `detach`, nodes in the background may run: the others are started beside them.
+async fn lock_folder(dir: &Path, detach: bool) -> Outcome<FolderLock> {
     let running = |state: &State| {
+        let ended = state.ended().join(", ");
+        let next = match ended.as_str() {
+            "" => String::new(),
+            _ if state.can_be_completed() => format!("; `muster dev up --detach` starts {ended}"),
+            _ => format!("; to start {ended}, stop all nodes, and run `muster dev up`"),
+        };
         let message = format!(
-            "a cluster is already running in {} ({} of {} nodes); `muster status` shows it, `muster dev down` stops it:\n{}",
+            "a cluster is already running in {} ({} of {} nodes); `muster status` shows it, `muster dev down` stops it{next}:\n{}",
             dir.display(),
             state.running(),
             state.nodes.len(),
@@ -86,6 +93,7 @@ async fn lock_folder(dir: &Path) -> Outcome<FolderLock> {
         let lock = FolderLock::take(dir)?;
         let state = State::read(dir)?;
         match lock {
+            Some(lock) if state.running() == 0 || (detach && state.can_be_completed()) => return Ok(lock),
             _ if state.running() > 0 => return Err(running(&state)),
             Some(lock) => return Ok(lock),
             None if Instant::now() >= until => {
@@ -102,11 +110,11 @@ fn resume_or_plan(dir: &Path, managers: u16, workers: u16, out: Out) -> Outcome<
     if !state.nodes.iter().any(|node| node.joined) {
         return State::plan(managers, workers, free_address);
     }
-    out.say(format!(
-        "resuming the cluster of {} nodes in {}; remove that folder to create a new one",
-        state.nodes.len(),
-        dir.display()
-    ));
+    let (all, dir) = (state.nodes.len(), dir.display());
+    out.say(match state.running() {
+        0 => format!("resuming the cluster of {all} nodes in {dir}; remove that folder to create a new one"),
+        running => format!("{running} of {all} nodes are running in {dir}; starting {}", state.ended().join(", ")),
+    });
     Ok(state)
 }
 
@@ -132,9 +140,13 @@ fn announce(dir: &Path, state: &State, took: Duration, detach: bool, out: Out) {
         table.row([format!("muster node promote {} --wait", worker.name), "promote a worker to manager".to_owned()]);
     }
     let end = if detach { "it runs in the background; `muster dev down` stops it" } else { "Ctrl-C stops it" };
-    let (nodes, took) = (state.nodes.len(), format_duration(took));
+    let (nodes, took) = (state.running(), format_duration(took));
+    let removed = match state.ended().join(", ").as_str() {
+        "" => String::new(),
+        names => format!("\nremoved from the cluster, and not running: {names}"),
+    };
     out.say(format!(
-        "\n{nodes} nodes are up after {took}, logs and data in {}. Try, from this folder:\n{}\n{end}",
+        "\n{nodes} nodes are up after {took}, logs and data in {}. Try, from this folder:\n{}\n{end}{removed}",
         dir.display(),
         table.render()
     ));

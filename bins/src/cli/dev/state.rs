@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub nodes: Vec<NodeState>,
+    /// Its nodes outlive the `dev up` that has started them.
+    #[serde(default)]
+    pub detached: bool,
 }
 
 /// One node.
@@ -45,7 +48,7 @@ impl State {
             let name = format!("n{}", index + 1);
             Ok(NodeState { name, role, listen: address()?, joined: false, process: None })
         };
-        Ok(Self { nodes: roles.enumerate().map(node).collect::<Outcome<_>>()? })
+        Ok(Self { nodes: roles.enumerate().map(node).collect::<Outcome<_>>()?, detached: false })
     }
 
     /// Reads the state of this folder; without a file it is empty.
@@ -69,6 +72,18 @@ impl State {
     /// The number of running nodes.
     pub fn running(&self) -> usize {
         self.nodes.iter().filter(|node| node.running().is_some()).count()
+    }
+
+    /// The names of the nodes that do not run.
+    pub fn ended(&self) -> Vec<&str> {
+        let ended = self.nodes.iter().filter(|node| node.running().is_none());
+        ended.map(|node| node.name.as_str()).collect()
+    }
+
+    /// Whether nodes that have ended can be started beside those that run: these stay, and have been ready once.
+    pub fn can_be_completed(&self) -> bool {
+        let settled = self.nodes.iter().all(|node| node.joined || node.running().is_none());
+        self.detached && settled && !self.ended().is_empty()
     }
 
     /// One line per node, for people.
@@ -136,6 +151,20 @@ mod tests {
         assert_eq!(State::read(dir.path()), Ok(State::default()));
         plan.write(dir.path()).unwrap();
         assert_eq!(State::read(dir.path()), Ok(plan));
+    }
+
+    #[test]
+    fn ended_nodes_are_started_beside_ready_ones_in_the_background() {
+        let mut state = State::plan(2, 0, || Ok(SocketAddr::from(([127, 0, 0, 1], 4400)))).unwrap();
+        state.detached = true;
+        state.nodes[0].process = ProcessId::of(std::process::id());
+        assert!(!state.can_be_completed(), "n1 may not be ready");
+        state.nodes[0].joined = true;
+        assert!(state.can_be_completed());
+        assert_eq!((state.running(), state.ended()), (1, vec!["n2"]));
+        assert!(!State { detached: false, ..state.clone() }.can_be_completed(), "n1 ends with its terminal");
+        state.nodes[1] = NodeState { name: "n2".to_owned(), ..state.nodes[0].clone() };
+        assert!(!state.can_be_completed(), "nothing has ended");
     }
 
     #[test]
