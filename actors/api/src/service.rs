@@ -392,6 +392,10 @@ impl Service {
                 let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many reads are in flight; retry");
                 Err(busy.retry_after(Duration::from_millis(200)))
             }
+            // The names of those that do not answer follow.
+            Ok(Err(ReadError::NoQuorum { .. } | ReadError::TimedOut)) => {
+                Err(self.no_quorum(manager, "the read was not confirmed in time"))
+            }
             Ok(Err(why)) => Err(self.no_quorum(manager, &format!("the read was not confirmed ({why})"))),
             Err(why) => Err(why.into()),
         }
