@@ -156,18 +156,27 @@ impl Page {
         Document { title: format!("{title} – {cluster}"), parts }
     }
 
-    /// Which of its questions are not answered, and why.
+    /// Which of its questions are not answered, and why. Without a quorum one reason is that of them all.
     fn silence(&self, seen: &Seen) -> Markup {
-        let topics = self.topics();
-        let failed = topics.iter().filter_map(|topic| {
-            let sample = seen.samples.get(topic)?;
-            Some((topic, sample.failure.as_ref().filter(|_| !sample.refused)?, sample.at))
-        });
+        let mut failed: Vec<(&str, Vec<Markup>)> = Vec::new();
+        for topic in self.topics() {
+            let Some(sample) = seen.samples.get(&topic).filter(|sample| !sample.refused) else { continue };
+            let Some(why) = sample.failure.as_deref() else { continue };
+            let what = html! { (subject(&topic)) @if sample.at.is_some() { ", shown as of " (time(sample.at)) } };
+            match failed.iter_mut().find(|(known, _)| *known == why) {
+                Some((_, of_it)) => of_it.push(what),
+                None => failed.push((why, vec![what])),
+            }
+        }
         html! {
-            @for (topic, why, at) in failed {
+            @for (why, of_it) in &failed {
                 p.warn {
-                    span aria-hidden="true" { "▲ " } "No newer answer about " (subject(topic)) ": " (text(why)) ". "
-                    @if at.is_some() { "Shown as of " (time(at)) "." }
+                    span aria-hidden="true" { "▲ " } "No newer answer about "
+                    @for (index, what) in of_it.iter().enumerate() {
+                        @if index > 0 { "; " }
+                        (what)
+                    }
+                    ": " (text(why)) "."
                 }
             }
         }

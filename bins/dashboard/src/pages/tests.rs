@@ -113,8 +113,13 @@ fn silence_never_looks_like_none() {
         seen.samples.get_mut(&topic).unwrap().failure = Some("no quorum: <b>".to_owned());
     }
     let document = Page::at("/leases", "").unwrap().render(&seen);
-    assert!(document.part("silence").contains("No newer answer about the leases: no quorum: &lt;b&gt;."));
-    assert!(document.part("silence").contains("Shown as of"));
+    let silence = document.part("silence");
+    for part in
+        ["No newer answer about the cluster, shown as of ", "; the leases, shown as of ", ": no quorum: &lt;b&gt;."]
+    {
+        assert!(silence.contains(part), "{part}: {silence}");
+    }
+    assert_eq!(silence.matches("no quorum").count(), 1, "one reason is said once: {silence}");
     assert!(document.part("currency").contains("no answer") && document.part("currency").contains("since"));
     assert!(document.part("leases").contains("no leases"));
 }
