@@ -24,9 +24,10 @@ mod workload;
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use muster_client::{Client, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{AdmissionOpenedView, LockedView, NodeListView, NodeView, StatusView};
+use muster_messages::{AdmissionOpenedView, LockedView, NodeId, NodeListView, NodeView, StatusView};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
@@ -246,15 +247,24 @@ async fn ask_status(ctx: &mut Context, fresh: bool, known: &mut render::Names) -
     let status: StatusView = parse(&json)?;
     let brief = status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
     // A daemon that cannot list the names still has a status, with ids.
-    let members = status.raft.voters.iter().chain(&status.raft.learners).filter(|_| !ctx.out.quiet);
-    // Without a quorum each answer takes a moment, and no node is renamed.
-    let unknown: Vec<_> = members.filter(|id| !status.stale || !known.contains_key(id)).collect();
-    for id in unknown {
-        let request = Request::NodeInspect { node: id.to_string(), fresh: false };
-        match ctx.client.ask::<NodeView>(request).await {
-            Ok(node) => known.insert(*id, node.name),
-            Err(_) => break,
-        };
+    let quiet = ctx.out.quiet;
+    let members = status.raft.voters.iter().chain(&status.raft.learners).filter(|_| !quiet);
+    let of_node = |id: NodeId| Request::NodeInspect { node: id.to_string(), fresh: false };
+    if status.stale {
+        // Without a quorum each answer takes a moment, and no node is renamed: what is unknown is asked at the same time.
+        let asked = members.filter(|id| !known.contains_key(id)).map(|id| {
+            let (id, mut client) = (*id, ctx.client.clone());
+            async move { client.ask::<NodeView>(of_node(id)).await.ok().map(|node| (id, node.name)) }
+        });
+        let names = join_all(asked).await;
+        known.extend(names.into_iter().flatten());
+    } else {
+        for id in members {
+            match ctx.client.ask::<NodeView>(of_node(*id)).await {
+                Ok(node) => known.insert(*id, node.name),
+                Err(_) => break,
+            };
+        }
     }
     Ok((json, Text { title, brief, text: render::status(&status, known), narrow: None }))
 }

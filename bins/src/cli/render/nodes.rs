@@ -184,10 +184,9 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
         row("note", "two voters tolerate no failure: run one manager, or three".to_owned());
     }
     let n = &status.nodes;
-    row(
-        "nodes",
-        format!("{}: {} managers, {} workers; {} ready, {} down", n.total, n.managers, n.workers, n.ready, n.down),
-    );
+    let of_then = if status.stale { ", when last known" } else { "" };
+    let roles = format!("{}: {} managers, {} workers", n.total, n.managers, n.workers);
+    row("nodes", format!("{roles}; {} ready, {} down{of_then}", n.ready, n.down));
     if let Some(declared) = &status.declared {
         let paused = declared.paused.as_ref().map_or_else(String::new, |pause| {
             format!("; paused since {}: {}; `muster autopilot resume`", when(pause.at), printable(&pause.why))
@@ -241,7 +240,9 @@ mod tests {
         assert_eq!([margin(3, 3, 2), margin(2, 3, 2)], ["held: 3 of 3, may lose 1", "held: 2 of 3, may lose none"]);
         assert!(text.contains("two voters tolerate no failure"), "{text}");
         assert!(text.contains("n2 wants manager: waiting_for_node: not heard of"), "{text}");
-        assert!(!text.contains("expires"), "{text}");
+        assert!(!text.contains("expires") && text.contains("1 ready, 1 down\n"), "{text}");
+        let text = status(&StatusView { stale: true, ..view.clone() }, &BTreeMap::new());
+        assert!(text.contains("1 ready, 1 down, when last known\n"), "{text}");
         for (origin, next) in [("upstream", "`muster ca rotate --csr` requests"), ("made", "`muster ca rotate` makes")]
         {
             let expiry = json!({"root": "4be3c1d20f6a9587", "origin": origin, "not_after": "2024-02-01T00:00:00Z"});
