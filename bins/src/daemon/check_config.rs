@@ -45,7 +45,10 @@ fn faults_here(config: &Config, faults: &mut Faults) {
     };
     // The daemon that runs on the directory holds what this one would bind.
     let runs = lock::is_held(&config.data_dir) || UnixSocket::is_served(&config.socket);
-    check("data_dir", &|| own_directory(&config.data_dir));
+    // It is not known where the file that would name it cannot be read.
+    if !config.data_dir.as_os_str().is_empty() {
+        check("data_dir", &|| own_directory(&config.data_dir));
+    }
     check("socket", &|| muster_api::AdminSocket::check(&config.socket).map_err(|fault| fault.to_string()));
     if let Some(path) = &config.workload_socket {
         check("workload_socket", &|| muster_workload_api::check_socket_path(path).map_err(|fault| fault.to_string()));
@@ -215,6 +218,13 @@ mod tests {
         assert_eq!(of(&faults("", &flags)), []);
         drop(served);
         assert_eq!(of(&faults("", &flags)), [(Some("listen"), None)]);
+    }
+
+    #[test]
+    fn file_that_cannot_be_read_is_the_only_fault() {
+        let found = faults_of(Args::of(["musterd", "--config", "/nowhere/m.toml", "--listen", "127.0.0.1:0"]).unwrap());
+        let [fault] = found.as_slice() else { panic!("{found:#?}") };
+        assert!(fault.message.contains("/nowhere/m.toml"), "{fault:#?}");
     }
 
     /// A file with a fault is none without keys: all that it sets would be lost in silence.
