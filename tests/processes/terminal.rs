@@ -19,6 +19,7 @@ const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 /// A `muster` at a terminal of 80 columns and 24 rows, and all that it has drawn.
 struct Watching {
     process: std::process::Child,
+    terminal: File,
     drawn: Arc<Mutex<String>>,
 }
 
@@ -28,12 +29,13 @@ impl Watching {
         grantpt(&person).and_then(|()| unlockpt(&person)).expect("it is ours");
         let path = ptsname(&person, Vec::new()).expect("it has a name");
         let program = rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("it can be opened");
-        tcsetwinsize(&program, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).expect("it is ours");
+        tcsetwinsize(&program, size(24)).expect("it is ours");
         let mut command = muster(world.folder(), args);
         command.env("TERM", "xterm").stdout(Stdio::from(program)).stderr(Stdio::null());
         let process = command.spawn().expect("muster starts");
         let drawn = Arc::new(Mutex::new(String::new()));
         let (mut screen, kept) = (File::from(person), Arc::clone(&drawn));
+        let terminal = screen.try_clone().expect("a descriptor is free");
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // The terminal ends with the last program at it.
@@ -41,12 +43,38 @@ impl Watching {
                 kept.lock().expect("no reader panics").push_str(&String::from_utf8_lossy(&bytes[..n]));
             }
         });
-        Self { process, drawn }
+        Self { process, terminal, drawn }
     }
 
-    fn waits_for(&self, text: &str) {
-        eventually_so(text, || self.drawn.lock().expect("no reader panics").contains(text));
+    fn has_drawn(&self, text: &str, times: usize) -> bool {
+        self.drawn.lock().expect("no reader panics").matches(text).count() >= times
     }
+
+    #[track_caller]
+    fn waits_for(&self, text: &str) {
+        eventually_so(text, || self.has_drawn(text, 1));
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw).expect("a pid");
+        kill_process(pid, signal).expect("it is our child");
+    }
+
+    /// The terminal controls no process, so that the kernel sends no signal.
+    fn resize(&self, rows: u16) {
+        tcsetwinsize(&self.terminal, size(rows)).expect("it is ours");
+        self.signal(Signal::WINCH);
+    }
+
+    fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+    }
+}
+
+/// So many rows of 80 columns.
+fn size(rows: u16) -> Winsize {
+    Winsize { ws_row: rows, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
 impl Drop for Watching {
@@ -76,10 +104,32 @@ fn status_says_how_many_managers_may_fail() {
     }
     let nodes = EndedMuster::new(world.folder(), &["--socket", &socket, "node", "ls"]).ended(0).stdout;
     assert!(nodes.starts_with("no quorum: showing the local replica as of "), "{nodes}");
-    let pid = i32::try_from(watching.process.id()).ok().and_then(Pid::from_raw).expect("a pid");
-    kill_process(pid, Signal::TERM).expect("it is our child");
+    watching.signal(Signal::TERM);
     assert!(watching.process.wait().expect("it is our child").success());
     watching.waits_for(LEAVE);
+}
+
+/// A8. The screen follows its terminal, and leaves it while the command is suspended.
+#[test]
+#[ignore = "full tier"]
+fn watch_is_resized_suspended_and_resumed() {
+    let world = World::with(1, 0);
+    let socket = world.socket("n1").display().to_string();
+    let mut watching = Watching::start(&world, &["--socket", &socket, "status", "--watch"]);
+    watching.waits_for("held: 1 of 1, may lose none");
+    assert!(!watching.has_drawn("more lines", 1), "all of it fits");
+    watching.resize(4);
+    watching.waits_for("more lines");
+
+    watching.signal(Signal::TSTP);
+    eventually_so("it is suspended", || watching.is_stopped());
+    watching.waits_for(LEAVE);
+    assert!(!watching.has_drawn(ENTER, 2));
+    watching.signal(Signal::CONT);
+    eventually_so("it draws again", || watching.has_drawn(ENTER, 2));
+    watching.signal(Signal::TERM);
+    assert!(watching.process.wait().expect("it is our child").success());
+    eventually_so("the terminal is as before", || watching.has_drawn(LEAVE, 2));
 }
 
 #[test]
