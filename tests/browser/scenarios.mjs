@@ -22,7 +22,9 @@ const PAGES = [
   ["actors", "/actors?node=leader", "ul.tree a"],
   ["actor", "/actors?node=leader&path=node%2Fmanager%2Fleader%2Frole-manager", "pre"],
   ["leases", "/leases", "#leases-rows a"],
+  ["lease", "/leases?namespace=default&name=nightly-report", "dl.facts"],
   ["gates", "/gates", "#gates-rows a"],
+  ["gate", "/gates?name=schema", "dl.facts"],
   ["events", "/events", "#events-rows a"],
   ["certificates", "/certificates", "#certificates-rows a"],
   ["managers", "/managers", "#declared .command"],
@@ -97,6 +99,14 @@ function stop(child) {
   return gone;
 }
 
+function processOf(node) {
+  return Number(readFileSync(join(dir, node, "lock"), "utf8").trim().split(/\s/)[0]);
+}
+
+function leading() {
+  return JSON.parse(cli("node", "ls", "-o", "json")).items.find((node) => node.manager?.leader)?.name;
+}
+
 // ---- a browser
 
 async function page(browser, options = {}) {
@@ -116,12 +126,24 @@ async function logIn(browser, board, options) {
   return tab;
 }
 
+// Moves the focus by the Tab key alone.
+async function tabTo(tab, what, holds) {
+  for (let pressed = 0; pressed < 200; pressed += 1) {
+    await tab.keyboard.press("Tab");
+    if (await tab.evaluate(holds, what)) return;
+  }
+  assert.fail(`Tab never reaches ${what}`);
+}
+
+const isNamed = (name) => document.activeElement.textContent.trim() === name;
+const isId = (id) => document.activeElement.id === id;
+
 const scenarios = {
   async "a link logs in once and leaves the address"(browser) {
-    const board = await dashboard();
     const began = Date.now();
+    const board = await dashboard();
     const tab = await logIn(browser, board);
-    console.log(`    from the link to a painted overview: ${Date.now() - began} ms`);
+    console.log(`    from Enter to a painted overview: ${Date.now() - began} ms`);
     assert.ok(!tab.url().includes("#"), tab.url());
     const secret = board.link.split("#")[1];
     assert.ok(!(await tab.content()).includes(secret));
@@ -131,6 +153,10 @@ const scenarios = {
     assert.ok(!board.said.includes(cookie.value) && !board.said.includes(secret), board.said);
     const arguments_ = readFileSync(`/proc/${board.pid}/cmdline`, "utf8");
     assert.ok(!arguments_.includes(secret), "others can read arguments");
+    for (const node of ["n1", "n2", "n3", "n4", "n5"]) {
+      const log = readFileSync(join(dir, node, "musterd.log"), "utf8");
+      assert.ok(!log.includes(secret) && !log.includes(cookie.value), `the log of ${node} has neither secret`);
+    }
 
     // Whoever uses it a second time ends it for both.
     const second = await page(browser);
@@ -159,16 +185,72 @@ const scenarios = {
         const size = await tab.evaluate(() => document.documentElement.outerHTML.length);
         assert.ok(size < 2_000_000, `${name}: ${size} bytes`);
       }
-    }
-    await tab.setViewportSize({ width: 320, height: 640 });
-    for (const [name, address, shown] of PAGES) {
-      await tab.goto(new URL(address, board.link).href);
-      await tab.waitForSelector(shown);
-      const wide = await tab.evaluate(() => document.documentElement.scrollWidth);
-      assert.ok(wide <= 320, `${name}: ${wide} px wide`);
-      await tab.screenshot({ path: join(pictures, `${name}-narrow.png`) });
+      await tab.setViewportSize({ width: 320, height: 640 });
+      for (const [name, address, shown] of PAGES) {
+        await tab.goto(new URL(address, board.link).href);
+        await tab.waitForSelector(shown);
+        const wide = await tab.evaluate(() => document.documentElement.scrollWidth);
+        assert.ok(wide <= 320, `${name}: ${wide} px wide`);
+        await tab.screenshot({ path: join(pictures, `${name}-narrow-${colorScheme}.png`) });
+      }
+      await tab.setViewportSize({ width: 1280, height: 720 });
     }
     assert.deepEqual(tab.complaints, [], "the browser's log");
+    await stop(board);
+  },
+
+  async "a promotion is made by keys alone"(browser) {
+    const board = await dashboard("--actions");
+    const tab = await logIn(browser, board);
+    let step = 0;
+    const picture = () => tab.screenshot({ path: join(pictures, `keys-${(step += 1)}.png`) });
+    await tab.keyboard.press("g");
+    await tab.keyboard.press("n");
+    await tab.waitForSelector("#nodes-rows a");
+    await tab.keyboard.press("/");
+    await tab.keyboard.type("n4");
+    await until("the filter shows one node", async () => (await tab.locator("#nodes-rows tr").count()) === 1);
+    await tabTo(tab, "n4", isNamed);
+    await picture();
+    await tab.keyboard.press("Enter");
+    await tab.waitForSelector("h1:text('Node n4')");
+    for (const [action, settled] of [["promote", true], ["demote", false]]) {
+      await tabTo(tab, action, isNamed);
+      await tab.keyboard.press("Enter");
+      await tab.waitForSelector("#act[open], dialog[open] #act-do");
+      await picture();
+      if (!(await tab.evaluate(isId, "act-do"))) await tabTo(tab, "act-do", isId);
+      await tab.keyboard.press("Enter");
+      await tab.waitForSelector("text=accepted");
+      await tab.keyboard.press("Escape");
+      await until(`the page shows it: ${action}`, async () => (await tab.textContent("#node")).includes("Raft id") === settled);
+      await picture();
+      // Until the certificate has followed, it is not offered.
+      await until("it has settled", async () => (await tab.textContent("#main")).includes("what is wanted is so"));
+    }
+    assert.deepEqual(tab.complaints, []);
+    await stop(board);
+  },
+
+  async "a pending promotion shows its reason and its age"(browser) {
+    const board = await dashboard();
+    const tab = await logIn(browser, board);
+    const frozen = processOf("n4");
+    process.kill(frozen, "SIGSTOP");
+    try {
+      cli("node", "promote", "n4");
+      await tab.goto(new URL("/nodes?node=n4", board.link).href);
+      await tab.waitForSelector("dl.facts");
+      await until("the reason is shown", async () => /waiting_for_\w+/.test(await tab.textContent("#main")));
+      await until("and how long it has been so", async () => (await tab.locator("#conditions-rows .age").first().textContent()) !== "");
+      await tab.goto(new URL("/", board.link).href);
+      await until("the overview has it, too", async () => /n4.*waiting_for_\w+/s.test((await tab.textContent("#main")) ?? ""));
+    } finally {
+      process.kill(frozen, "SIGCONT");
+    }
+    cli("node", "promote", "n4", "--wait");
+    cli("node", "demote", "n4", "--wait");
+    assert.deepEqual(tab.complaints, []);
     await stop(board);
   },
 
@@ -228,7 +310,6 @@ const scenarios = {
     assert.equal(events() - before, 2, "one was wanted, one granted");
 
     // Another one leads, so that the socket of this test stays an operator's.
-    const leading = () => JSON.parse(cli("node", "ls", "-o", "json")).items.find((node) => node.manager?.leader)?.name;
     if (leading() === "n1") {
       await tab.goto(new URL("/", board.link).href);
       await tab.click("text=transfer leadership");
@@ -256,6 +337,32 @@ const scenarios = {
     await tab.fill("#act-input", leader);
     await tab.click("#act-do");
     await tab.waitForSelector("#act-outcome:has-text('demote')");
+    await tab.click("#act-close");
+
+    // With a manager frozen no other one may leave; and the last one may not.
+    const [first, second] = ["n1", "n2", "n3"].filter((name) => name !== leading());
+    const [stays, frozen] = first === "n1" ? [first, second] : [second, first];
+    const refused = async (node, text) => {
+      await open(node);
+      await tab.click("text=demote >> nth=0");
+      if (await tab.isVisible("#act-input")) await tab.fill("#act-input", node);
+      await tab.click("#act-do");
+      await until(`${node} is not demoted: ${text}`, async () => (await tab.textContent("#act-outcome")).includes(text));
+      const shown = await tab.textContent("#act-outcome");
+      await tab.click("#act-close");
+      return shown;
+    };
+    process.kill(processOf(frozen), "SIGSTOP");
+    try {
+      await until("its silence is noticed", () => cli("status").includes(`missing: ${frozen}`));
+      assert.ok((await refused(stays, frozen)).length > 40, "it says what to do");
+    } finally {
+      process.kill(processOf(frozen), "SIGCONT");
+    }
+    await until("it is back", () => cli("status").includes("held: 3 of 3"));
+    cli("node", "demote", "n2", "n3", "--wait");
+    await refused("n1", "last manager");
+    cli("node", "promote", "n2", "n3", "--wait");
     assert.deepEqual(tab.complaints.filter((line) => !line.includes("409")), []);
     await stop(board);
   },
@@ -288,7 +395,7 @@ const scenarios = {
   async "without a quorum it logs in, says who is missing, and recovers"(browser) {
     const board = await dashboard();
     const tab = await logIn(browser, board);
-    const managers = ["n2", "n3"].map((name) => Number(readFileSync(join(dir, name, "lock"), "utf8").trim().split(/\s/)[0]));
+    const managers = ["n2", "n3"].map(processOf);
     for (const pid of managers) process.kill(pid, "SIGSTOP");
     try {
       const began = Date.now();
@@ -411,9 +518,15 @@ const scenarios = {
     const hostile = `<img src=x onerror="document.title='owned'">`;
     cli("node", "update", "n5", "--label-add", `note=${hostile}`);
     cli("lease", "create", "job", "--holder", `${hostile}</script>`);
+    // A command's output, as `schema` that nothing runs has none.
+    const { release } = JSON.parse(cli("node", "ls", "-o", "json")).items[0];
+    writeFileSync(join(folder, "said"), `${hostile}</script>\n`);
+    const hostileRun = `name = "hostile"\nrelease = "${release}"\nscope = "h"\nfloor = "${release}"\n[command]\nargv = ["sh", "-c", 'cat "$0"; exit 78', "${join(folder, "said")}"]\n`;
+    writeFileSync(join(folder, "hostile.toml"), hostileRun);
+    cli("reconciler", "apply", "-f", "hostile.toml");
     const board = await dashboard();
     const tab = await logIn(browser, board);
-    for (const [address, shown] of [["/nodes?node=n5", "dl.facts"], ["/leases", "#leases-rows a"], ["/events", "#events-rows a"], ["/leases?namespace=default&name=job", "dl.facts"]]) {
+    for (const [address, shown] of [["/nodes?node=n5", "dl.facts"], ["/leases", "#leases-rows a"], ["/events", "#events-rows a"], ["/leases?namespace=default&name=job", "dl.facts"], ["/gates?name=hostile", "dl.facts"]]) {
       await tab.goto(new URL(address, board.link).href);
       await tab.waitForSelector(shown);
       await until("the text is shown as text", async () => (await tab.textContent("#main")).includes("onerror"));
