@@ -276,6 +276,11 @@ fn three_managers(machine: &Machine) {
         machine.write(&format!("/etc/muster-{node}/join-token"), &token);
         machine.runs(&format!("chmod 600 /etc/muster-{node}/join-token && systemctl start muster-{node}"));
         machine.shows(node, "StatusText", &["manager, follower of n1"]);
+        let process = format!("/proc/{}", machine.property(node, "MainPID"));
+        let shown =
+            format!("systemctl show muster-{node}; tr '\\0' ' ' <{process}/environ; tr '\\0' ' ' <{process}/cmdline");
+        let shown = machine.runs(&shown);
+        assert!(shown.contains("/usr/bin/musterd --config") && !shown.contains(token.trim()), "{shown}");
     }
 }
 

@@ -9,7 +9,7 @@ use super::{Seen, margin, name_of, none_of};
 use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Point, Topic};
-use crate::html::{Grade, action, command, graded, link, node_link, text, time};
+use crate::html::{Grade, action, command, graded, link, node_link, or_dash, text, time};
 
 /// How soon a certificate must have been renewed to be nothing that runs out: nodes renew between 50 % and 80 % of its lifetime.
 const SOON_MS: i64 = 24 * 3600 * 1000;
@@ -187,6 +187,8 @@ fn members(seen: &Seen) -> Table {
     let commit = raft.map_or(0, |raft| raft.commit.0);
     let row = |member: &muster_messages::RaftMemberView| {
         let leads = raft.is_some_and(|raft| raft.leader == Some(member.node));
+        // Only a leader knows it of others.
+        let index = Some(member.matched).filter(|index| *index > 0);
         let reachable = if member.reachable { graded(Grade::Good, "yes") } else { graded(Grade::Bad, "no") };
         Row::new(
             member.node.as_str(),
@@ -194,8 +196,8 @@ fn members(seen: &Seen) -> Table {
                 node_link(&name_of(member.node, names)),
                 html! { (word(member.role)) @if leads { ", leader" } },
                 html! { (text(&member.addr)) },
-                html! { (member.matched) },
-                html! { (commit.saturating_sub(member.matched)) },
+                html! { (or_dash(index)) },
+                html! { (or_dash(index.map(|index| commit.saturating_sub(index)))) },
                 reachable,
             ],
         )

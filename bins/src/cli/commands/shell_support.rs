@@ -54,6 +54,22 @@ mod tests {
     }
 
     #[test]
+    fn bash_completes_the_name_of_a_command() {
+        let mut script = Vec::new();
+        clap_complete::generate(Shell::Bash, &mut Cli::command(), "muster", &mut script);
+        script.extend_from_slice(
+            b"\nCOMP_WORDS=(muster node pro) COMP_CWORD=2\n_muster muster pro node\necho \"${COMPREPLY[@]}\"\n",
+        );
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), script).unwrap();
+        let Ok(ended) = std::process::Command::new("bash").arg("--norc").arg(file.path()).output() else {
+            println!("bash is not installed: nothing was checked with it");
+            return;
+        };
+        assert_eq!(String::from_utf8_lossy(&ended.stdout), "promote\n", "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+
+    #[test]
     fn completions_of_every_shell_know_the_commands() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Elvish] {
             let mut script = Vec::new();

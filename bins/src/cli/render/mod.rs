@@ -222,7 +222,8 @@ pub fn raft(status: &RaftStatusView, names: &Names) -> String {
             node_name(member.node, names),
             member.addr.clone(),
             word(member.role) + leads,
-            member.matched.to_string(),
+            // Only a leader knows it of others.
+            or_dash(Some(member.matched).filter(|index| *index > 0)),
             yes_or_no(member.reachable),
         ]);
     }
@@ -263,12 +264,16 @@ mod tests {
 
     #[test]
     fn stale_table_starts_with_a_notice() {
+        let member = |id: u32, index: u32| {
+            json!({"node": format!("{id:025}"), "raft_id": id, "addr": "h:1", "role": "voter", "match": index,
+            "reachable": index > 0})
+        };
         let document = json!({"stale": true, "as_of": "2024-01-01T00:00:00.5Z", "term": 4, "leader": null, "commit": 9,
-            "applied": 9, "members": [{"node": "0000000000000000000000001", "raft_id": 1, "addr": "h:1", "role": "voter", "match": 9,
-            "reachable": true}], "removed_raft_ids": []});
-        assert!(
-            raft(&read(document), &Names::new())
-                .starts_with("no quorum: showing the local replica as of 2024-01-01T00:00:00Z\nterm 4")
-        );
+            "applied": 9, "members": [member(1, 9), member(2, 0)], "removed_raft_ids": []});
+        let text = raft(&read(document), &Names::new());
+        assert!(text.starts_with("no quorum: showing the local replica as of 2024-01-01T00:00:00Z\nterm 4"), "{text}");
+        let cells = |line: &str| line.split_whitespace().rev().take(2).map(str::to_owned).collect::<Vec<_>>();
+        let last: Vec<_> = text.lines().skip(3).map(cells).collect();
+        assert_eq!(last, [["yes", "9"], ["no", "-"]], "what is not known is not shown as nothing: {text}");
     }
 }

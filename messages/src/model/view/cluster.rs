@@ -136,7 +136,7 @@ pub struct RaftMemberView {
     pub raft_id: RaftId,
     pub addr: String,
     pub role: Membership,
-    /// The index of the last entry that it has, as far as the answering node knows.
+    /// The index of the last entry that it has, as far as the answering node knows: 0 where it does not, as of others without a leader.
     #[serde(rename = "match")]
     pub matched: u64,
     pub reachable: bool,

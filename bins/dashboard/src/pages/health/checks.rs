@@ -232,7 +232,8 @@ fn nodes(seen: &Seen, status: &StatusView) -> Vec<Finding> {
 }
 
 fn behind(seen: &Seen) -> Vec<Finding> {
-    let Some(raft) = seen.raft() else { return Vec::new() };
+    // Without a leader it is not known.
+    let Some(raft) = seen.raft().filter(|raft| !raft.stale) else { return Vec::new() };
     let of = |member: &muster_messages::RaftMemberView| {
         let lag = raft.commit.0.saturating_sub(member.matched);
         let name = name_of(member.node, seen.names());
