@@ -163,6 +163,7 @@ fn events_are_chosen_by_kind_node_and_time() {
     let document = events(&["-o", "json", "--kind", "lease"]).ended(0).json();
     let items = document["items"].as_array().expect("events").clone();
     assert!(!items.is_empty() && items.iter().all(|event| event["kind"] == "lease"), "{document}");
+    assert!(events(&["--since", "1h"]).ended(2).stderr.contains("--after takes a time"));
     assert!(events(&["--kind", "bogus"]).ended(2).stderr.contains("one of cluster, node"));
     assert!(events(&["--node", "nowhere1"]).ended(4).stderr.contains("no node"));
 }

@@ -9,7 +9,7 @@ use crate::cli::duration::parse_duration;
 #[derive(Debug, Args)]
 pub struct EventsArgs {
     /// Only events after this revision
-    #[arg(long, value_name = "REV", default_value_t = 0)]
+    #[arg(long, value_name = "REV", default_value_t = 0, value_parser = parse_revision)]
     pub since: u64,
     /// Only events of these kinds, such as role,membership
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_event_kind)]
@@ -29,6 +29,10 @@ pub struct EventsArgs {
     /// Keep printing new events
     #[arg(long)]
     pub watch: bool,
+}
+
+fn parse_revision(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "expected a revision, a number; --after takes a time or a duration".to_owned())
 }
 
 fn parse_event_kind(text: &str) -> Result<EventKind, String> {

@@ -32,7 +32,11 @@ pub async fn run(ctx: &Context, file: &Path) -> Outcome<u8> {
         let message = format!("{} already exists; choose another file", file.display());
         return Err(Failure::refused("file_exists", message));
     }
-    let late = || Failure::new(ErrorCode::TimedOut, "the backup did not arrive in time; retry with a longer --timeout");
+    let late = || {
+        let text = "the backup did not arrive in time: it needs a quorum (`muster status`), and time for a large state; retry with a longer \
+                    --timeout";
+        Failure::new(ErrorCode::TimedOut, text)
+    };
     let fetched = tokio::time::timeout(ctx.client.timeout(), fetch(ctx.client.target())).await;
     let backup = fetched.map_err(|_| late())??;
     let head = muster_store::backup::verify(&backup)
