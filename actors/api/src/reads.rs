@@ -125,11 +125,8 @@ impl Reads<'_> {
         let mut changes = self.work.manager.replica.clone();
         let limit = wait.min(self.work.asked.left());
         let newer = |r: &Replica| r.tables.events_after(since).next().is_some();
-        let seen = tokio::time::timeout(limit, changes.wait_for(|r| newer(r))).await;
-        let replica = match seen {
-            Ok(Ok(replica)) => replica.clone(),
-            _ => replica,
-        };
+        let seen = tokio::time::timeout(limit, async { changes.wait_for(|r| newer(r)).await.ok().map(|r| r.clone()) });
+        let replica = seen.await.ok().flatten().unwrap_or(replica);
         let page = move || to_text(&core::events_page(&replica.tables, since, MAX_EVENTS_PAGE_BYTES));
         self.work.service.builders.build(page).await?
     }
