@@ -3,8 +3,8 @@
 //!
 //! A voter's session may be down while the voter follows in Raft: that voter is not dead. The time for which a node counts as down
 //! therefore begins anew with each acknowledgement. A session ends a while after the node's last heartbeat. A voter that this leader heard
-//! within that while counts as down from when it was last heard; any other node counts from when this leader sees that it is down. After
-//! its maintenance the time until it is replaced begins.
+//! within that while, and since it leads, counts as down from when it was last heard; any other node counts from when this leader sees that
+//! it is down. After its maintenance the time until it is replaced begins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,15 +35,15 @@ pub struct Sightings {
 
 impl Sightings {
     /// Follows the newest state. A node whose recorded liveness this leader has not confirmed is neither ready nor down. `answered`: of
-    /// `last_answers`. `from`: since when a state that is new counts. `session_timeout`: how long a node was silent at least, unless it
-    /// was heard by Raft, when its session ended.
+    /// `last_answers`. `from`: since when a state that is new counts; that a voter is down counts from its last answer, but not from before
+    /// `earliest`.
     pub fn follow(
         &mut self,
         replica: &Replica,
         doubts: &NodeDoubts,
         answered: &BTreeMap<NodeId, Moment>,
         from: Moment,
-        session_timeout: Duration,
+        earliest: Moment,
         now: Now,
     ) {
         let nodes = &replica.tables.nodes;
@@ -67,7 +67,7 @@ impl Sightings {
                     self.seen.insert(*id, Seen::Down(since));
                 }
                 (_, Some(Seen::Down(from))) => {
-                    let since = answered.map_or(from, |at| at.max(from - session_timeout));
+                    let since = answered.map_or(from, |at| at.max(earliest));
                     self.seen.insert(*id, Seen::Down(since));
                 }
                 (_, Some(seen)) => drop(self.seen.insert(*id, seen)),

@@ -235,8 +235,8 @@ impl Core {
         let mut sightings = self.sightings.clone();
         // Without a declaration the nodes' states were not followed: the plan assumes that they have not changed in this term.
         let answered = facts::last_answers(&replica, self.seen_at, at);
-        let session_timeout = self.config.session_timeout;
-        sightings.follow(&replica, &self.doubts, &answered, self.leads_since.at, session_timeout, self.now(at));
+        let from = self.leads_since.at;
+        sightings.follow(&replica, &self.doubts, &answered, from, from, self.now(at));
         let facts = self.facts_of(&replica, &sightings, self.now(at));
         let plan = plan(&replica.tables.autopilot, &facts, &self.config);
         (facts, plan)
@@ -275,8 +275,8 @@ impl Core {
         self.answering = facts::answering(&self.replica, now.at.since(self.seen_at), &self.config);
         if is_declared {
             let answered = facts::last_answers(&self.replica, self.seen_at, now.at);
-            let session_timeout = self.config.session_timeout;
-            self.sightings.follow(&self.replica, &self.doubts, &answered, now.at, session_timeout, now);
+            let earliest = self.leads_since.at.max(now.at - self.config.session_timeout);
+            self.sightings.follow(&self.replica, &self.doubts, &answered, now.at, earliest, now);
         } else {
             // AUTO-1. What was seen is forgotten: a new declaration begins with what is seen from then on.
             (self.sightings, self.accepted, self.decided) = (Sightings::default(), None, None);

@@ -35,7 +35,7 @@ fn silent_manager_is_looked_at_when_it_counts_as_dead() {
     world.pass(MINUTE);
     let silent = looks(&mut world, |world| {
         world.kill(id(3));
-        world.pass(10 * MINUTE);
+        world.pass(10 * MINUTE - Duration::from_secs(1));
     });
     assert_eq!(silent, (0, 2));
     assert_eq!(looks(&mut world, |world| world.pass(DAY)), (1, 0));
