@@ -25,7 +25,7 @@ const LEASE: &str = "prize";
 const LEASE_DURATION: Duration = Duration::from_secs(1);
 /// On a machine on which no candidate keeps its lease until its command runs, all of them end and are started again, which keeps the
 /// machine busy: after this time new candidates use a lease of twice the duration.
-const PATIENCE: Duration = Duration::from_secs(15);
+const NO_COMMAND_TIMEOUT: Duration = Duration::from_secs(15);
 const LONGEST_LEASE: Duration = Duration::from_secs(16);
 
 /// Faults of a round. To the holder:
@@ -133,8 +133,8 @@ impl ElectionRounds {
         }
     }
 
-    fn fill_up_with_patience(&mut self, waits_since: &mut Instant) {
-        if waits_since.elapsed() > PATIENCE {
+    fn fill_up_or_lengthen_leases(&mut self, waits_since: &mut Instant) {
+        if waits_since.elapsed() > NO_COMMAND_TIMEOUT {
             self.lease_duration = (self.lease_duration * 2).min(LONGEST_LEASE);
             *waits_since = Instant::now();
             println!("no candidate keeps its lease: new ones use {:?}", self.lease_duration);
@@ -168,7 +168,7 @@ impl ElectionRounds {
     fn holder(&mut self) -> (Record, usize, Family) {
         let mut waits_since = Instant::now();
         eventually("a command runs", || {
-            self.fill_up_with_patience(&mut waits_since);
+            self.fill_up_or_lengthen_leases(&mut waits_since);
             let record = self.records.newest()?;
             let index = self.candidates.iter().position(|candidate| candidate.id == record.holder)?;
             let family = self.candidates[index].family(Some(record.guardian), Some(record.command))?;
@@ -182,7 +182,7 @@ impl ElectionRounds {
     fn followed(&mut self, token: u64) {
         let mut waits_since = Instant::now();
         eventually_so("another candidate's command runs", || {
-            self.fill_up_with_patience(&mut waits_since);
+            self.fill_up_or_lengthen_leases(&mut waits_since);
             self.records.newest().is_some_and(|record| record.token > token)
         });
     }

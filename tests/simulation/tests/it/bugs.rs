@@ -45,8 +45,10 @@ bugs_detected! {
     Roles {
         detects_writes_acknowledged_before_durable: AckBeforeSync,
         detects_votes_sent_before_durable: VoteBeforeSync,
+        #[ignore = "full tier"]
         detects_double_votes: VoteTwice,
         detects_reads_without_quorum: ReadWithoutQuorum,
+        #[ignore = "full tier"]
         detects_dropped_proposals: DropProposals,
         detects_reused_raft_ids: ReuseRaftId,
         detects_members_without_a_node: SkipNodeGuard,
@@ -84,6 +86,7 @@ bugs_detected! {
     Gates {
         detects_members_admitted_without_check: AdmitWithoutCheck,
         detects_gates_restricted_without_check: RestrictWithoutCheck,
+        #[ignore = "full tier"]
         detects_runner_writes_after_its_term: WriteAfterTerm,
     }
     Snapshots {
@@ -91,7 +94,9 @@ bugs_detected! {
         detects_snapshots_resent_without_backoff: SnapshotsWithoutBackoff,
     }
     Upgrades {
+        #[ignore = "full tier"]
         detects_levels_raised_without_check: RaiseWithoutCheck,
+        #[ignore = "full tier"]
         detects_members_that_run_beyond_their_level: IgnoreLevel,
         detects_records_ahead_of_the_level: RecordAheadOfLevel,
     }
@@ -105,6 +110,7 @@ bugs_detected! {
     Autolock {
         deletion_of_former_unlock_keys_is_detected: DeleteFormerKeys,
         report_of_an_unwritten_unlock_key_is_detected: ReportUnwrittenKey,
+        #[ignore = "full tier"]
         keyring_that_follows_an_older_key_is_detected: FollowOlderKey,
     }
     Autopilot {
