@@ -19,6 +19,11 @@ fn strings(value: &toml::Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
 }
 
+/// The licences that a package may have.
+pub fn allowed_licences() -> Vec<String> {
+    strings(&policy()["licenses"]["allow"])
+}
+
 /// The packages that `cargo tree` lists with these arguments: the name, the version, and what its format has for `field`.
 pub fn cargo_tree(choice: &[&str], field: &str) -> BTreeSet<(String, String, String)> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
@@ -50,7 +55,7 @@ fn packages() -> BTreeSet<(String, String, String)> {
 #[test]
 fn licences_are_allowed_and_banned_packages_absent() {
     let policy = policy();
-    let allowed = strings(&policy["licenses"]["allow"]);
+    let allowed = allowed_licences();
     let banned = policy["bans"]["deny"].as_array().cloned().unwrap_or_default();
     let mut violations = Vec::new();
     for (name, version, licence) in packages() {

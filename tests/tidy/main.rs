@@ -9,6 +9,7 @@ mod licence;
 mod messages;
 mod public_api;
 mod published;
+mod sbom;
 mod sources;
 mod texts;
 mod tiers;
