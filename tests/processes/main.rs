@@ -10,6 +10,7 @@ mod autopilot;
 mod by_hand;
 mod chaos;
 mod commands;
+mod container;
 mod credentials;
 mod dashboard;
 mod departures;

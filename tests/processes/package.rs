@@ -10,7 +10,7 @@ use crate::harness::{MUSTERD, World};
 
 /// Runs a program to its successful end.
 #[track_caller]
-fn run(command: &mut Command) -> String {
+pub fn run(command: &mut Command) -> String {
     let ended = command.output().expect("it is installed");
     let text = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(ended.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&ended.stderr));
