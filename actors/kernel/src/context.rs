@@ -108,7 +108,7 @@ impl<M: Send + 'static> Cx<M> {
         }
     }
 
-    /// Sends `msg` to this incarnation after a delay.
+    /// Sends `msg` to this incarnation after a delay. It cannot be cancelled; for a time that changes use [`Alarm`](crate::Alarm).
     pub fn after(&self, delay: Duration, msg: M) {
         let _lives_on = self.timer(delay, msg);
     }

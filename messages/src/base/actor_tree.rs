@@ -52,7 +52,7 @@ pub enum ExitKind {
 pub struct ActorExit {
     /// How it ended.
     pub kind: ExitKind,
-    /// Why.
+    /// Why. Of a panic: `panicked: ` and its text.
     pub text: String,
     /// When.
     pub at: WallTime,
@@ -165,7 +165,7 @@ pub struct ActorNode {
     /// Messages, timers and reports of older incarnations that were dropped, ever.
     #[serde(default)]
     pub stale: u64,
-    /// Messages handled, ever.
+    /// Messages handled, ever; each start of an incarnation counts as one. A message whose handler panicked does not count.
     pub handled: u64,
     /// The message in progress.
     pub handling: Option<Handling>,
