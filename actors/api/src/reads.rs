@@ -31,7 +31,7 @@ impl Reads<'_> {
             Request::Events { since, wait_ms } => self.events(*since, Duration::from_millis(*wait_ms)).await,
             _ => {
                 let replica = self.work.confirmed().await?;
-                self.render(&replica, None)
+                self.render(&replica, None).await
             }
         }
     }
@@ -46,10 +46,10 @@ impl Reads<'_> {
         let local = matches!(asked.request.list(), Some((ListOf::Blocklist, _)));
         if leading || (local && !relayed) {
             return match service.replica(manager, quorum_wait).await {
-                Ok(replica) => self.render(&replica, None),
+                Ok(replica) => self.render(&replica, None).await,
                 // The relaying manager looks for the new leader, and has a replica of its own.
                 Err(error) if fresh || relayed || !is_unavailable(error.code) => Err(error),
-                Err(_) => self.render_stale(),
+                Err(_) => self.render_stale().await,
             };
         }
         if relayed {
@@ -60,7 +60,7 @@ impl Reads<'_> {
         match forwarded.to_leader().await {
             Ok(answer) => service.localize(asked, answer),
             Err(error) if fresh || !is_unavailable(error.code) => Err(error),
-            Err(_) => self.render_stale(),
+            Err(_) => self.render_stale().await,
         }
     }
 
@@ -81,18 +81,22 @@ impl Reads<'_> {
         Ok(format!("{{\"seen\":{seen},\"node\":{node}}}"))
     }
 
-    fn render_stale(&self) -> Result<String, ErrorBody> {
+    async fn render_stale(&self) -> Result<String, ErrorBody> {
         let replica = self.work.local();
         let as_of = replica.tables.last_event().map_or_else(|| Clock.wall(), |e| e.at);
         // A stale replica does not know what came after it: it never denies a node.
-        self.render(&replica, Some(as_of)).map_err(|error| match error.code {
+        self.render(&replica, Some(as_of)).await.map_err(|error| match error.code {
             ErrorCode::NotFound => self.work.no_quorum(&error.message),
             _ => error,
         })
     }
 
-    fn render(&self, replica: &Replica, stale: Option<WallTime>) -> Result<String, ErrorBody> {
+    async fn render(&self, replica: &Replica, stale: Option<WallTime>) -> Result<String, ErrorBody> {
         let Work { service, manager, asked } = self.work;
+        let _turn = match asked.request.list() {
+            Some(_) => Some(service.builders.turn().await),
+            None => None,
+        };
         let certificate_lifetime = service.ports.certificate_lifetime;
         let source = core::Source { stale, certificate_lifetime, ..manager.source(replica) };
         if let Some((of, page)) = asked.request.list() {

@@ -116,7 +116,7 @@ impl ReconcilerRequests<'_> {
             }
             _ => self.work.confirmed().await?,
         };
-        let tables = &replica.tables;
+        let (tables, _turn) = (&replica.tables, self.work.service.builders.turn().await);
         match self.request {
             R::List => to_text(&muster_gates::statuses(tables)),
             R::Status { name, .. } => to_text(&muster_gates::status(tables, name).ok_or_else(|| no_such(name))?),
