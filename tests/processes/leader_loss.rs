@@ -167,7 +167,7 @@ fn managers_that_stood_still_keep_their_sessions() {
     let mut world = World::with(3, 0);
     let names = ["n1", "n2", "n3"];
     let ended = |world: &World| names.map(|name| mesh(world, name)["sessions_ended"].clone());
-    let (leader, before) = (world.leader_seen_by("n1"), ended(&world));
+    let before = ended(&world);
     // Longer than the deadline of Raft's calls (5 s), then about the limit of silence (13 s).
     for still in [6, 9, 13, 16].map(Duration::from_secs) {
         for name in names {
@@ -186,8 +186,8 @@ fn managers_that_stood_still_keep_their_sessions() {
             }
             checks_have_ended
         });
+        // The leader may be another one: it gives leadership up for its disk, which others may keep busy.
         assert_eq!(ended(&world), before, "no session ended after {still:?}");
-        assert_eq!(world.leader_seen_by("n1"), leader);
     }
 }
 
