@@ -15,7 +15,7 @@ use super::candidate::{Candidate, Entry, Family, Frozen, Leftovers};
 use super::played::{ChildProgram, TermHandling, words};
 use super::records::{Record, Records, Thaw, one_at_a_time};
 use super::server::{Listener, tenures};
-use crate::harness::{WallClock, WallClocks, World, eventually, eventually_so};
+use crate::harness::{WallClock, WallClocks, World, eventually, eventually_so, exclusive_use};
 
 const CANDIDATES: usize = 20;
 const ROUNDS: u32 = 150;
@@ -333,6 +333,8 @@ fn setting(key: &str, usual: impl FnOnce() -> u64) -> u64 {
 #[test]
 #[ignore = "full tier"]
 fn twenty_candidates_never_run_two_commands_at_once() {
+    // Twenty candidates, three managers and their faults keep a machine busy.
+    let _permit = exclusive_use();
     let seed = setting(super::SEED, rand::random);
     let rounds = setting("MUSTER_ROUNDS", || ROUNDS.into());
     println!("{}={seed} repeats the faults of this run; the timing of processes differs", super::SEED);
