@@ -138,6 +138,16 @@ async function tabTo(tab, what, holds) {
 const isNamed = (name) => document.activeElement.textContent.trim() === name;
 const isId = (id) => document.activeElement.id === id;
 
+/** Shows only this node of the list, by keys alone. */
+async function filterNodes(tab, name) {
+  await tab.keyboard.press("g");
+  await tab.keyboard.press("n");
+  await tab.waitForSelector("#nodes-rows a");
+  await tab.keyboard.press("/");
+  await tab.keyboard.type(name);
+  await until("the filter shows one node", async () => (await tab.locator("#nodes-rows tr").count()) === 1);
+}
+
 const scenarios = {
   async "a link logs in once and leaves the address"(browser) {
     const began = Date.now();
@@ -204,12 +214,7 @@ const scenarios = {
     const tab = await logIn(browser, board);
     let step = 0;
     const picture = () => tab.screenshot({ path: join(pictures, `keys-${(step += 1)}.png`) });
-    await tab.keyboard.press("g");
-    await tab.keyboard.press("n");
-    await tab.waitForSelector("#nodes-rows a");
-    await tab.keyboard.press("/");
-    await tab.keyboard.type("n4");
-    await until("the filter shows one node", async () => (await tab.locator("#nodes-rows tr").count()) === 1);
+    await filterNodes(tab, "n4");
     await tabTo(tab, "n4", isNamed);
     await picture();
     await tab.keyboard.press("Enter");
@@ -257,12 +262,7 @@ const scenarios = {
   async "a promotion is followed by keys alone"(browser) {
     const board = await dashboard();
     const tab = await logIn(browser, board);
-    await tab.keyboard.press("g");
-    await tab.keyboard.press("n");
-    await tab.waitForSelector("#nodes-rows a");
-    await tab.keyboard.press("/");
-    await tab.keyboard.type("n4");
-    await until("the filter shows one node", async () => (await tab.locator("#nodes-rows tr").count()) === 1);
+    await filterNodes(tab, "n4");
     assert.equal(await tab.evaluate(() => document.activeElement.value), "n4", "what is typed stays");
     await tab.evaluate(() => document.activeElement.blur());
     await tab.keyboard.press("j");

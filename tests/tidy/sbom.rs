@@ -78,7 +78,7 @@ fn sboms_list_exactly_what_is_linked() {
         let listed: Packages =
             components.iter().map(|of| (text(of, "name").to_owned(), text(of, "version").to_owned())).collect();
         assert_eq!(listed.len(), components.len(), "each once");
-        // The package of the programs is the document's subject, and the standard library is no package.
+        // The package of the programs is the document's subject, and the standard library is not a package.
         let beside: Vec<&str> = listed.difference(&linked).map(|(name, _)| name.as_str()).collect();
         let missing: Vec<&str> = linked.difference(&listed).map(|(name, _)| name.as_str()).collect();
         assert_eq!((beside, missing), (vec!["rust-std"], vec!["muster"]));

@@ -57,7 +57,9 @@ mod tests {
         let first = builders.turn().await;
         let others = builders.clone();
         let second = tokio::spawn(async move { drop(others.turn().await) });
-        yield_now().await;
+        for _ in 0..10 {
+            yield_now().await;
+        }
         assert!(!second.is_finished(), "the first one has the turn");
         drop(first);
         second.await.unwrap();

@@ -50,7 +50,7 @@ impl Journal {
             self.read()?;
             let Some(record) = decide(&self.state) else { return Ok(None) };
             let line = record.to_string();
-            // A name with a space, for example: nobody could read the journal any more.
+            // A name with a space, for example: no process could read the journal any more.
             if line.parse::<Record>().as_ref() != Ok(&record) {
                 let why = format!("{line:?} would be read as another record: names are single words");
                 return Err(io::Error::new(ErrorKind::InvalidInput, why));

@@ -1,6 +1,7 @@
 //! Every path compared with its native request, before a raft member that is a closure.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request as HttpRequest, StatusCode};
@@ -240,6 +241,38 @@ async fn mistyped_input_is_named_and_proposes_nothing() {
         assert_eq!((status.as_u16(), proposed.len()), (400, 0), "{method} {target} {body}: {message}");
         assert!(message.contains(word), "{method} {target} {body}: {message}");
     }
+}
+
+/// One at a time is built on the threads that Raft uses.
+#[tokio::test]
+async fn lists_wait_for_their_turn() {
+    let world = World::new();
+    for path in ["/v1/nodes", "/v1/reconcilers", "/v1/objects"] {
+        let turn = world.service.builders.turn().await;
+        let mut list = std::pin::pin!(world.respond(&Principal::Operator, "GET", path, ""));
+        assert!(tokio::time::timeout(Duration::from_millis(100), &mut list).await.is_err(), "{path}");
+        drop(turn);
+        assert_eq!(list.await.status(), 200, "{path}");
+    }
+}
+
+/// Others build apart from these threads meanwhile, and no more than some.
+#[tokio::test]
+async fn pages_of_events_wait_for_a_builder() {
+    let world = World::new();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = std::sync::Arc::new(std::sync::Mutex::new(ended));
+    let others: Vec<_> = std::iter::repeat_with(|| {
+        let (builders, ended) = (world.service.builders.clone(), std::sync::Arc::clone(&ended));
+        tokio::spawn(async move { builders.build(move || ended.lock().unwrap().recv().is_ok()).await })
+    })
+    .take(2)
+    .collect();
+    tokio::task::yield_now().await;
+    let mut page = std::pin::pin!(world.respond(&Principal::Operator, "GET", "/v1/events", ""));
+    assert!(tokio::time::timeout(Duration::from_millis(100), &mut page).await.is_err());
+    others.iter().for_each(|_| end.send(()).unwrap());
+    assert_eq!(page.await.status(), 200);
 }
 
 #[tokio::test]
