@@ -50,7 +50,8 @@ async fn each_run_has_one_record_however_its_records_travel() {
         );
         assert!(ran_for_ms.is_some_and(|ms| (500..600).contains(&ms)), "{ran_for_ms:?}");
         assert_eq!((second.attempt, second.of_term, second.exit.status), (2, 2, Some(0)));
-        assert!(second.term == first.term && second.node == first.node && second.began > first.began);
+        // The clock on the wall does not follow virtual time: both can begin in the same millisecond.
+        assert!(second.term == first.term && second.node == first.node && second.began >= first.began);
         world.end([node]).await;
     }
 }
