@@ -22,6 +22,7 @@ use crate::core::{check_definitions, check_scope, on_behalf, reserved};
 use crate::reads::to_text;
 use crate::work::{Proposed, Work};
 
+mod dependencies;
 mod external;
 mod objects;
 
@@ -336,7 +337,7 @@ impl ReconcilerRequests<'_> {
         let sealed = sealed.map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
         let before = self.work.confirmed().await?;
         check_definitions(&before.tables.reconcilers, &sealed)?;
-        check_dependencies(&before.tables.reconcilers, &sealed)?;
+        dependencies::check_dependencies(&before.tables.reconcilers, &sealed)?;
         let define =
             |d: &Definition| Change::Reconciler(ReconcilerChange::Define { definition: Box::new(d.clone()), replace });
         let command = sealed.iter().map(define).fold(self.work.command("defined"), |c, change| c.change(change));
@@ -500,23 +501,6 @@ impl ReconcilerRequests<'_> {
         };
         (write, result)
     }
-}
-
-/// Refuses definitions that would wait for a reconciler that does not exist. They may be submitted together.
-fn check_dependencies(all: &Reconcilers, definitions: &[Definition]) -> Result<(), ErrorBody> {
-    let exists = |name: &String| {
-        let together = definitions.iter().any(|other| other.reconciler == *name);
-        together || all.definitions_of(name).next().is_some() || all.gates.contains_key(name)
-    };
-    for Definition { reconciler, release, depends_on, .. } in definitions {
-        if let Some(missing) = depends_on.iter().find(|name| !exists(name)) {
-            return Err(ErrorBody::invalid(format!(
-                "{reconciler} {release} depends on {missing}, which does not exist and would never be done; apply {missing} first, or \
-                 both in one request"
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Says what would help, if members that serve are the reason.

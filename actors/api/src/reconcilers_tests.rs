@@ -160,6 +160,41 @@ async fn definition_that_depends_on_nothing_known_is_refused() {
     }
 }
 
+#[tokio::test]
+async fn definitions_that_wait_for_each_other_are_refused() {
+    let of = |name: &str, depends_on: &[&str]| Definition {
+        depends_on: depends_on.iter().map(|name| (*name).to_owned()).collect(),
+        reconciler: name.to_owned(),
+        ..definition(vec![])
+    };
+    for (existing, definitions, refusal) in [
+        (
+            None,
+            vec![of("app", &["other"]), of("other", &["app"])],
+            "app 2.0.0 would never run: other depends on app depends on other;",
+        ),
+        (
+            None,
+            vec![of("front", &["app"]), of("app", &["other"]), of("other", &["app"])],
+            "app depends on other depends on app;",
+        ),
+        // `other` was defined when `app` had another definition.
+        (Some(of("other", &["app"])), vec![of("app", &["other"])], "other depends on app depends on other;"),
+        // A chain is no circle.
+        (None, vec![of("front", &["app"]), of("app", &["other"]), of("other", &[])], ""),
+        (Some(of("app", &[])), vec![of("other", &["app"])], ""),
+    ] {
+        let mut tables = tables_of(definition(vec![]));
+        let existing = existing.map(|d| (d.key(), Arc::new(d)));
+        tables.reconcilers.definitions.extend(existing);
+        let world = World::applying(tables);
+        let apply = ReconcilerRequest::Apply { definitions, replace: false };
+        let (answered, answer, _) = world.reconciler(&Principal::Operator, apply).await;
+        assert_eq!(answered.as_u16(), if refusal.is_empty() { 200 } else { 400 }, "{answer}");
+        assert!(answer.to_string().contains(refusal), "{refusal}: {answer}");
+    }
+}
+
 /// Its member is gone then, which says nothing about whether it was ever there.
 #[tokio::test]
 async fn retry_of_forgotten_member_gets_the_first_outcome() {
