@@ -190,8 +190,9 @@ pub const AUTOLOCK_MUST_SEE: [&str; 18] = [
 ];
 
 /// Events that a full run of gates must contain.
-pub const GATES_MUST_SEE: [&str; 33] = [
+pub const GATES_MUST_SEE: [&str; 34] = [
     "actions begun",
+    "actions of a later release",
     "admissions",
     "admissions refused by a gate",
     "elections",

@@ -1,6 +1,6 @@
 //! Admission of new nodes: tokens, retries, names.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 
 use muster_messages::{
     CertIdentity, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Name, NodeId, NodeRecord, Principal,
@@ -191,13 +191,19 @@ impl CertAuthority {
     /// Nodes on one machine often request the same name at the same time: names being written count as taken, and so do prefixes of
     /// other nodes' ids, which a person would mean by them.
     fn free_name(&self, cert_request: &VerifiedJoin) -> Name {
-        let written = self.tables.nodes.values().map(|n| &n.name);
+        let wanted = &cert_request.name;
         let proposed = self.pending.values().filter_map(|p| match &p.phase {
             Phase::Admitting { name, .. } if p.cert_request.node() != Some(cert_request.node) => name.as_ref(),
             _ => None,
         });
-        let taken: BTreeSet<&Name> = written.chain(proposed).collect();
-        unique(&cert_request.name, |n| taken.contains(n) || self.tables.mistaken_for(n, None).is_some())
+        let proposed: HashSet<&Name> = proposed.collect();
+        let is_taken = |n: &Name| proposed.contains(n) || self.tables.mistaken_for(n, None).is_some();
+        if !is_taken(wanted) {
+            return wanted.clone();
+        }
+        // Thousands of machines made from one image have one host name: a scan of all nodes for each number would take seconds.
+        let written: HashSet<&Name> = self.tables.nodes.values().map(|n| &n.name).collect();
+        unique(wanted, |n| written.contains(n) || is_taken(n))
     }
 
     fn mark_admitted(&mut self, ask: AskId) {

@@ -110,8 +110,8 @@ impl Fleet {
         world.require(outcome);
     }
 
-    /// RUN-2, as far as it is observable: one runner at a time acts, it holds the lease, the gate leads to its release, and no
-    /// incompatible member serves.
+    /// RUN-2, as far as it is observable: one runner at a time acts, it holds the lease, its definition applies to its release, the gate
+    /// leads to that definition, and no incompatible member serves.
     pub(super) fn check_action(world: &mut World, number: usize, term: FencingToken, definition: &Definition) {
         let (now, timing) = (world.now(), world.fleet.timing);
         let others = world.fleet.processes.iter().enumerate().filter(|(other, _)| *other != number);
@@ -121,6 +121,14 @@ impl Fleet {
         if let Some((other, _)) = acts {
             let detail = format!("{} and {} act at the same time", world.fleet.processes[number].name, other.name);
             return world.require(Err(violation(HOLD_1, detail)));
+        }
+        let own = world.fleet.processes[number].release.triple;
+        if !definition.applies_to(own) {
+            let detail = format!("a runner of {own} acts for the definition of {}", definition.release);
+            return world.require(Err(violation(RUN_2, detail)));
+        }
+        if own != definition.release.triple {
+            world.totals.count("actions of a later release");
         }
         let Some(tables) = world.checks.newest() else { return };
         let all = &tables.reconcilers;
@@ -171,7 +179,7 @@ impl Fleet {
             return Some("no applied state, or no target release".to_owned());
         };
         let (all, reconciler) = (&tables.reconcilers, world.fleet.subject.reconciler);
-        let Some(definition) = all.definitions_of(reconciler).find(|d| d.release == *target) else {
+        let Some(definition) = all.definition_for(reconciler, target.triple) else {
             return Some(format!("no definition of {target}"));
         };
         let Some(gate) = all.gates.get(reconciler) else { return Some("no gate".to_owned()) };

@@ -53,7 +53,10 @@ impl Default for Subject {
     }
 }
 
+/// The releases with a definition of their own.
 pub const RELEASES: [&str; 3] = ["1.0.0", "2.0.0", "3.0.0"];
+/// What processes of some fleets run besides: releases which only an earlier definition can apply to.
+pub const LATER_RELEASES: [&str; 2] = ["1.0.1", "2.0.1"];
 
 /// Lifetime of leases, and how long they are trusted.
 #[derive(Clone, Copy, Debug)]
@@ -239,6 +242,8 @@ pub struct Fleet {
     processes: Vec<Process>,
     timing: Timing,
     action_kind: ActionKind,
+    /// Some definitions apply to later releases, too, and some processes run those.
+    has_later: bool,
     /// As operators define them.
     definitions: Vec<Definition>,
     /// Operators move gates.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Action, ChainStep, CommandAction, Definition, DefinitionKey, DesiredObject, Finalize, Hold, ManagedKey,
-    ParticipantPhase, Release, Triple,
+    Action, Applies, ChainStep, CommandAction, Definition, DesiredObject, Finalize, Hold, ManagedKey, ParticipantPhase,
+    Release, Triple,
 };
 
-use super::{Fleet, LEVELS, PendingRequest, Process, Question, RELEASES, Requester, SCHEMA, Subject};
+use super::{Fleet, LATER_RELEASES, LEVELS, PendingRequest, Process, Question, RELEASES, Requester, SCHEMA, Subject};
 use crate::events::Event;
 use crate::upgrades::Levels;
 use crate::world::World;
@@ -80,6 +80,7 @@ impl Fleet {
     pub(super) fn start(world: &mut World, processes: usize) {
         world.fleet.wild = world.rng.chance(500);
         world.fleet.action_kind = ActionKind::some(world);
+        world.fleet.has_later = world.rng.chance(500);
         for of in RELEASES {
             let definition = Self::some_definition(world, of);
             world.fleet.definitions.push(definition);
@@ -98,8 +99,12 @@ impl Fleet {
         let floor = world.rng.pick(&["0.0.0", of, of]).unwrap_or(of);
         let every = world.rng.pick(&[None, Some(1000), Some(3000)]).flatten();
         let manual = world.rng.chance(150);
+        let or_later = world.fleet.has_later && world.rng.chance(700);
         sealed(of, release(floor).triple, kind, |definition| {
             definition.every_ms = every;
+            if or_later {
+                definition.options.applies = Applies::OrLater;
+            }
             if manual {
                 definition.finalize = Finalize::Manual;
             }
@@ -110,8 +115,28 @@ impl Fleet {
     pub(super) fn next_release(world: &mut World) -> Release {
         match &world.fleet.target {
             Some(target) => target.clone(),
+            None if world.fleet.has_later && world.rng.chance(400) => {
+                release(world.rng.pick(&LATER_RELEASES).unwrap_or(LATER_RELEASES[0]))
+            }
             None => release(world.rng.pick(&RELEASES).unwrap_or(RELEASES[0])),
         }
+    }
+
+    /// The release of every start from now on: the newest that runs, if a definition applies to it.
+    pub(super) fn choose_target(world: &mut World) {
+        let live = world.fleet.processes.iter().filter(|process| process.up);
+        let newest = live.map(|process| process.release.clone()).max_by_key(|release| release.triple);
+        let newest = newest.unwrap_or_else(|| Self::next_release(world));
+        let mut definitions: Vec<&Definition> = world.fleet.definitions.iter().collect();
+        definitions.sort_by_key(|definition| definition.release.triple);
+        let defined = definitions.into_iter().rfind(|definition| definition.release.triple <= newest.triple);
+        let target = if defined.is_some_and(|definition| definition.applies_to(newest.triple)) {
+            newest
+        } else {
+            release(RELEASES[RELEASES.len() - 1])
+        };
+        world.log(format!("every later start is of release {target}"));
+        world.fleet.target = Some(target);
     }
 
     pub(crate) fn operator_asks(world: &mut World, request: ReconcilerRequest) {
@@ -202,9 +227,8 @@ impl Fleet {
         let all = &tables.reconcilers;
         let Some(target) = world.fleet.target.clone() else { return };
         let Subject { reconciler, scope } = world.fleet.subject;
-        let key = DefinitionKey { reconciler: reconciler.to_owned(), release: target.triple };
-        let Some(definition) = all.definitions.get(&key) else { return };
-        let (name, release) = (reconciler.to_owned(), Some(target.triple));
+        let Some(definition) = all.definition_for(reconciler, target.triple) else { return };
+        let (name, release) = (reconciler.to_owned(), Some(definition.release.triple));
         match tables.way(definition) {
             Err(Hold::Paused { .. }) => return Self::operator_asks(world, R::Pause { name, paused: false }),
             Err(Hold::ReadyToFinalize { .. }) => Self::operator_asks(world, R::Finalize { name, release }),
@@ -214,7 +238,7 @@ impl Fleet {
         if let Some(orphan) = all.objects.values().find(|object| object.owner.is_none()) {
             return Self::operator_asks(world, R::ObjectDelete { key: orphan.key.clone() });
         }
-        for blocker in all.blockers(reconciler, scope, target.triple, definition.floor) {
+        for blocker in all.blockers(reconciler, scope, definition.release.triple, definition.floor) {
             if blocker.phase == ParticipantPhase::Serving {
                 Self::operator_asks(world, R::MemberDrain { scope: scope.to_owned(), member: blocker.member });
             }

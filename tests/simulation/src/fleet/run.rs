@@ -32,11 +32,7 @@ pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
     sim.world.time.after(Duration::from_millis(1), Event::Fault);
     sim.run_to(FAULTS_END)?;
     Faults::clear(&mut sim.world);
-    let live = sim.world.fleet.processes.iter().filter(|process| process.up);
-    let newest = live.map(|process| process.release.clone()).max_by_key(|release| release.triple);
-    let target = newest.unwrap_or_else(|| Fleet::next_release(&mut sim.world));
-    sim.world.log(format!("every later start is of release {target}"));
-    sim.world.fleet.target = Some(target);
+    Fleet::choose_target(&mut sim.world);
     while let Some(why) = Fleet::unsettled(&sim.world) {
         if sim.world.now() >= FAULTS_END + CONVERGENCE_LIMIT {
             return Err(sim.world.failure(&violation(CONVERGE_1, why)));
