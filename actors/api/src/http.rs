@@ -423,6 +423,8 @@ mod idle_tests;
 #[cfg(test)]
 mod node_refs_tests;
 #[cfg(test)]
+mod promised;
+#[cfg(test)]
 mod schemas_tests;
 #[cfg(test)]
 mod streams_tests;
