@@ -25,6 +25,7 @@ mod may_stop;
 mod metrics;
 mod native;
 mod ports;
+mod quorum_wait;
 mod reads;
 mod reconcilers;
 mod relay;

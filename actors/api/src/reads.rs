@@ -16,9 +16,6 @@ use crate::writes::Writes;
 /// revision, which are never split.
 const MAX_EVENTS_PAGE_BYTES: usize = 512 * 1024;
 
-/// How long a read that may be answered stale first waits for a quorum: two election timeouts.
-const QUORUM_WAIT: Duration = Duration::from_millis(1500);
-
 /// A request that changes nothing.
 pub(crate) struct Reads<'a> {
     pub work: Work<'a>,
@@ -42,14 +39,14 @@ impl Reads<'_> {
         let Work { service, manager, asked } = self.work;
         let leading = manager.replica.borrow().raft.leading;
         let fresh = wants_fresh(&asked.request);
-        let quorum_wait = if fresh { asked.left() } else { asked.left().min(QUORUM_WAIT) };
+        let quorum_wait = if fresh { asked.left() } else { asked.left().min(service.quorum_wait.now()) };
         let local = matches!(asked.request.list(), Some((ListOf::Blocklist, _)));
         if leading || (local && !relayed) {
             return match service.replica(manager, quorum_wait).await {
                 Ok(replica) => self.render(&replica, None).await,
                 // The relaying manager looks for the new leader, and has a replica of its own.
                 Err(error) if fresh || relayed || !is_unavailable(error.code) => Err(error),
-                Err(_) => self.render_stale().await,
+                Err(_) => self.render_stale(quorum_wait).await,
             };
         }
         if relayed {
@@ -58,9 +55,9 @@ impl Reads<'_> {
         let limited = Asked { deadline: tokio::time::Instant::now() + quorum_wait, ..asked.clone() };
         let forwarded = Writes { work: Work { asked: &limited, ..self.work } };
         match forwarded.to_leader().await {
-            Ok(answer) => service.localize(asked, answer),
+            Ok(answer) => service.localize(asked, service.quorum_wait.confirmed(answer)),
             Err(error) if fresh || !is_unavailable(error.code) => Err(error),
-            Err(_) => self.render_stale().await,
+            Err(_) => self.render_stale(quorum_wait).await,
         }
     }
 
@@ -81,7 +78,9 @@ impl Reads<'_> {
         Ok(format!("{{\"seen\":{seen},\"node\":{node}}}"))
     }
 
-    async fn render_stale(&self) -> Result<String, ErrorBody> {
+    /// After this wait for a quorum.
+    async fn render_stale(&self, waited: Duration) -> Result<String, ErrorBody> {
+        self.work.service.quorum_wait.was_in_vain(waited);
         let replica = self.work.local();
         let as_of = replica.tables.last_event().map_or_else(|| Clock.wall(), |e| e.at);
         // A stale replica does not know what came after it: it never denies a node.

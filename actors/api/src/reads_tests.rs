@@ -1,11 +1,17 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster_messages::wire::Request;
+use muster_kernel::{Recipient, Undeliverable};
+use muster_messages::protocol::{RaftMemberMsg, ReadError};
+use muster_messages::wire::{ApiCall, Request};
 use muster_messages::*;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::tests::{World, leading, tables};
+use crate::ManagerPorts;
+use crate::service::Service;
+use crate::tests::{World, leading, runtime, service, tables};
 
 fn id() -> NodeId {
     NodeId::from_entropy(7)
@@ -57,4 +63,51 @@ async fn watch_of_an_unknown_node_is_refused_in_time() {
     let world = World::with(tables(), |_, _| Some(Ok(())));
     let (status, answer, _) = world.native(&Principal::Operator, watch(0)).await;
     assert_eq!((status.as_u16(), &answer["error"]["code"]), (404, &"not_found".into()), "{answer}");
+}
+
+/// A manager that had led, and whose reads are confirmed only while there is a quorum.
+fn manager(quorum: &Arc<AtomicBool>) -> (Service, watch::Sender<Option<Arc<ManagerPorts>>>) {
+    let (replica, quorum) = (leading(tables()), Arc::clone(quorum));
+    let published = watch::Sender::new(Arc::clone(&replica)).subscribe();
+    let raft = Recipient::new(move |msg| {
+        let RaftMemberMsg::Read { deadline_ms, reply } = msg else { return Err(Undeliverable::Down) };
+        if quorum.load(Ordering::Relaxed) {
+            drop(reply.send(Ok(Arc::clone(&replica))));
+        } else {
+            tokio::spawn(async move {
+                sleep(Duration::from_millis(deadline_ms)).await;
+                drop(reply.send(Err(ReadError::TimedOut)));
+            });
+        }
+        Ok(())
+    });
+    let in_force = watch::Sender::new(Some(runtime(published, raft)));
+    (service(in_force.subscribe()), in_force)
+}
+
+/// How long the answer takes, and whether it is stale.
+async fn asked(service: &Service, fresh: bool) -> (u64, Option<bool>) {
+    let (began, request) = (Instant::now(), Request::NodeList { fresh });
+    let call = ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 5_000, request };
+    let answer = service.answer(Principal::Operator, call).await;
+    let took = u64::try_from(began.elapsed().as_millis()).unwrap();
+    (took, answer.ok().map(|text| serde_json::from_str::<serde_json::Value>(&text).unwrap()["stale"] == true))
+}
+
+#[tokio::test(start_paused = true)]
+async fn quorum_that_is_gone_is_waited_for_once() {
+    let quorum = Arc::new(AtomicBool::new(false));
+    let (manager, _in_force) = manager(&quorum);
+    assert_eq!(asked(&manager, false).await, (1_500, Some(true)));
+    for _ in 0..3 {
+        assert_eq!(asked(&manager, false).await, (200, Some(true)));
+    }
+    assert_eq!(asked(&manager, true).await, (5_000, None), "one that is to be fresh waits as long as it may");
+    // Once forgotten, it is waited for again, in case that a leader only answers late.
+    assert_eq!(asked(&manager, false).await, (1_500, Some(true)));
+    assert_eq!(asked(&manager, false).await, (200, Some(true)));
+    quorum.store(true, Ordering::Relaxed);
+    assert_eq!(asked(&manager, false).await, (0, Some(false)));
+    quorum.store(false, Ordering::Relaxed);
+    assert_eq!(asked(&manager, false).await, (1_500, Some(true)), "the next loss may be an election");
 }

@@ -40,7 +40,6 @@ const WORKING_SHARE_DIVISOR: u64 = 32;
 const MAX_LEADER_CALLS_PER_CALLER: usize = 256;
 /// Long answers of one caller in flight: a list of ten thousand leases takes some 10 MB until it is read.
 const MAX_LONG_ANSWERS_PER_CALLER: usize = 16;
-
 /// Reachability checks for `node may-stop` at once. Each sends a heartbeat to every manager, and one operator at a time is expected to ask: a
 /// script that asks for every node of a cluster at once must retry.
 pub(crate) const MAX_STOP_CHECKS: usize = 16;
@@ -64,6 +63,7 @@ pub struct Service {
     long: Shares,
     pub(crate) builders: Builders,
     stop_checks: Arc<Semaphore>,
+    pub(crate) quorum_wait: Arc<crate::quorum_wait::QuorumWait>,
     pub(crate) log_quota: Arc<LogQuota>,
 }
 
@@ -133,6 +133,7 @@ impl Service {
             long,
             builders: Builders::default(),
             stop_checks: Arc::new(Semaphore::new(MAX_STOP_CHECKS)),
+            quorum_wait: Arc::default(),
             log_quota: Arc::default(),
         }
     }
@@ -387,7 +388,7 @@ impl Service {
         let margin = limit + Duration::from_millis(200);
         let read = manager.raft.ask(margin, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
         match read {
-            Ok(Ok(replica)) => Ok(replica),
+            Ok(Ok(replica)) => Ok(self.quorum_wait.confirmed(replica)),
             Ok(Err(ReadError::Busy)) => {
                 let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many reads are in flight; retry");
                 Err(busy.retry_after(Duration::from_millis(200)))
