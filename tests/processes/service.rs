@@ -47,7 +47,7 @@ fn daemon_reports_its_state_to_its_service_manager() {
     let mut systemd = ServiceManager::of(&mut world, "n1", 300_000);
     world.node("n1").start(&["--init"]);
     systemd.receives("READY=1");
-    systemd.receives("STATUS=manager, leader, 1 of 1 managers reachable");
+    systemd.receives("STATUS=manager, leader, 1 of 1 manager reachable");
     for _ in 0..3 {
         systemd.receives("WATCHDOG=1");
     }

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::harness::{EndedMuster, World, eventually_so, muster};
+use crate::harness::{EndedMuster, ForegroundMuster, World, eventually_so, muster};
 
 /// As the screen of `--watch` is entered and left.
 const ENTER: &str = "\x1b[?1049h";
@@ -160,6 +160,13 @@ fn events_are_chosen_by_kind_node_and_time() {
         let last = kinds(&shown_with(&["--all", "--last", "2"]));
         last.len() == 2 && kinds(&all()).ends_with(&last)
     });
+    // The newest ones first, then all that follow.
+    let arguments = ["--socket", &socket, "events", "--kind", "node", "--last", "1", "--watch"];
+    let mut watch = ForegroundMuster::start(world.folder(), &arguments);
+    watch.wait_for_line("  node  ");
+    assert_eq!(watch.seen().trim_end(), shown_with(&["--kind", "node", "--last", "1"]).trim_end());
+    world.muster(&["node", "rename", "n2", "later"]).ended(0);
+    watch.wait_for_line("later");
     let document = events(&["-o", "json", "--kind", "lease"]).ended(0).json();
     let items = document["items"].as_array().expect("events").clone();
     assert!(!items.is_empty() && items.iter().all(|event| event["kind"] == "lease"), "{document}");

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use muster_kernel::Tree;
-use muster_messages::{ActorState, Name, QuorumView, Role};
+use muster_messages::{ActorState, Name, QuorumView, Role, counted};
 use sd_notify::NotifyState;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -234,7 +234,7 @@ impl std::fmt::Display for Raft {
             (None, false) => write!(f, "manager, without a leader")?,
         }
         let QuorumView { reachable, missing, .. } = &self.quorum;
-        write!(f, ", {reachable} of {} managers reachable", reachable + missing.len())?;
+        write!(f, ", {reachable} of {} reachable", counted(reachable + missing.len(), "manager"))?;
         let names: Vec<&str> = missing.iter().map(Name::as_str).collect();
         if names.is_empty() { Ok(()) } else { write!(f, ", missing: {}", names.join(", ")) }
     }
@@ -260,6 +260,9 @@ mod tests {
         assert_eq!(follower, "manager, follower of n2, 3 of 3 managers reachable");
         let alone = line(Role::Manager, None, raft(None, false, &["n2", "n3"]));
         assert_eq!(alone, "manager, without a leader, 1 of 3 managers reachable, missing: n2, n3");
+        let only = QuorumView { needed: 1, reachable: 1, missing: vec![] };
+        let only = line(Role::Manager, None, Some(Raft { leader: None, leads: true, quorum: only }));
+        assert_eq!(only, "manager, leader, 1 of 1 manager reachable");
         assert_eq!(line(Role::Worker, Some("10.0.0.1:4400"), None), "worker, in session with 10.0.0.1:4400");
         let troubled =
             Summary { role: Role::Worker, session: None, raft: None, trouble: Some("blocked".to_owned()) }.to_string();

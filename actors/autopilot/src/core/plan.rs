@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use muster_messages::{
     Autopilot, AutopilotAction, AutopilotChange, AutopilotOutcome, AutopilotPause, AutopilotPolicy, AutopilotReason,
-    Moment, NodeId, WallTime,
+    Moment, NodeId, WallTime, answering as part_that_answers, counted,
 };
 
 use super::candidates::{Candidate, candidates};
@@ -163,7 +163,7 @@ impl Planner<'_> {
         if let Some(held_back) = self.rate_of_replacements(dead) {
             return Some(held_back);
         }
-        let what = format!("without {}, which is down, {answering} of {} managers answer", dead.name, voters - 1);
+        let what = format!("without {}, which is down, {}", dead.name, part_that_answers(answering, voters - 1));
         if answering < majority(voters - 1) {
             return Some(self.with_node(AutopilotReason::QuorumAtRisk, dead.node, what));
         }
@@ -344,7 +344,10 @@ impl Planner<'_> {
             return self.with_node(AutopilotReason::NotDeadYet, silent.node, message);
         }
         let unmatched = self.unmatched().map(|labels| format!("; none could be replaced: {labels}"));
-        wait(AutopilotReason::Content, format!("{voters} managers, as declared{}", unmatched.unwrap_or_default()))
+        wait(
+            AutopilotReason::Content,
+            format!("{}, as declared{}", counted(voters, "manager"), unmatched.unwrap_or_default()),
+        )
     }
 
     fn declared(&self) -> usize {

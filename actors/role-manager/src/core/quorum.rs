@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, Role, WaitReason};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, Role, WaitReason, counted};
 use serde_json::json;
 
 use super::reachability::{Checked, Required};
@@ -203,8 +203,9 @@ impl Electorate {
                 format!(" (counting that {} is already leaving)", list(&also))
             };
             let message = format!(
-                "without {name} there would be {left} managers of which {needed} must answer, and \
+                "without {name} there would be {} of which {needed} must answer, and \
                  {answering} would{counting}; missing: {}; bring it back, or demote it first",
+                counted(left, "manager"),
                 list(&missing),
             );
             self.closed(WaitReason::QuorumAtRisk, message, missing, needed, answering)

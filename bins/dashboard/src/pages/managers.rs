@@ -49,7 +49,7 @@ fn declared(seen: &Seen, view: &AutopilotView) -> Markup {
             (command(&["muster", "cluster", "set", "managers=3"]))
         };
     };
-    let answering = format!("{} of {} managers answer", view.answering, view.voters);
+    let answering = muster_messages::answering(view.answering, view.voters);
     html! {
         dl.facts {
             dt { "Declared" } dd { (policy_of(policy)) }

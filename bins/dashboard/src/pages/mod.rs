@@ -13,7 +13,7 @@ mod overview;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use maud::{Markup, html};
-use muster_messages::{NodeId, NodeListView, StatusView, WallTime};
+use muster_messages::{NodeId, NodeListView, StatusView, WallTime, answering};
 
 use crate::document::{Document, Part};
 use crate::feed::{Answer, Point, Sample, Topic};
@@ -297,7 +297,7 @@ fn currency(seen: &Seen) -> Markup {
             p.banner.bad data-say { (graded(Grade::Bad, "no answer")) " since " (time(answered)) ": " (text(why)) }
         } @else if status.stale {
             p.banner.bad data-say {
-                (graded(Grade::Bad, "no quorum")) ": " (reachable) " of " (status.raft.voters.len()) " managers answer, " (needed) " are needed"
+                (graded(Grade::Bad, "no quorum")) ": " (answering(reachable, status.raft.voters.len())) ", " (needed) " needed"
                 @if !missing.is_empty() { "; missing: " (text(&missing.join(", "))) }
                 ". Shown is the replica of " (text(status.this.name.as_str()))
                 @if let Some(as_of) = status.as_of { " as of " (time(as_of)) }
@@ -317,10 +317,11 @@ fn currency(seen: &Seen) -> Markup {
 /// How many more managers may fail.
 fn margin(seen: &Seen, status: &StatusView) -> Markup {
     let (needed, reachable, voters) = (status.quorum.needed, status.quorum.reachable, status.raft.voters.len());
+    let answering = answering(reachable, voters);
     let (grade, spare) = match reachable.checked_sub(needed) {
-        None => (Grade::Bad, format!("quorum lost: {reachable} of {voters} managers answer, {needed} are needed")),
-        Some(0) => (Grade::Warn, format!("{reachable} of {voters} managers answer, none may be lost")),
-        Some(spare) => (Grade::Good, format!("{reachable} of {voters} managers answer, {spare} may be lost")),
+        None => (Grade::Bad, format!("quorum lost: {answering}, {needed} needed")),
+        Some(0) => (Grade::Warn, format!("{answering}, none may be lost")),
+        Some(spare) => (Grade::Good, format!("{answering}, {spare} may be lost")),
     };
     if grade == Grade::Good { seen.good(&spare) } else { graded(grade, &spare) }
 }

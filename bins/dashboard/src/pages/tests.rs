@@ -73,7 +73,7 @@ fn margin_is_a_number_and_a_word() {
     for (reachable, missing, said) in [
         (3, vec![], "3 of 3 managers answer, 1 may be lost"),
         (2, vec!["n3"], "2 of 3 managers answer, none may be lost"),
-        (1, vec!["n2", "n3"], "quorum lost: 1 of 3 managers answer, 2 are needed"),
+        (1, vec!["n2", "n3"], "quorum lost: 1 of 3 managers answer, 2 needed"),
     ] {
         let seen = seen(vec![(Topic::Status, Answer::Status(read(status(reachable, &missing, false))))]);
         let document = Page::Overview.render(&seen);

@@ -23,8 +23,8 @@ pub struct EventsArgs {
     /// Also the leases of Muster's own members and elections, which tables leave out
     #[arg(long)]
     pub all: bool,
-    /// Only the newest N [default on a terminal: as many as fit]
-    #[arg(long, value_name = "N", conflicts_with = "watch")]
+    /// Only the newest N, and with --watch all that follow [default on a terminal, without --watch: as many as fit]
+    #[arg(long, value_name = "N")]
     pub last: Option<usize>,
     /// Keep printing new events
     #[arg(long)]

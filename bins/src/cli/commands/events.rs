@@ -18,7 +18,7 @@ const MIN_ID_PREFIX: usize = 8;
 pub async fn run(ctx: &mut Context, args: EventsArgs) -> Outcome<u8> {
     let chosen = Chosen::by(ctx, &args).await?;
     if args.watch {
-        return watch(ctx, args.since, &chosen).await;
+        return watch(ctx, Revision(args.since), args.last, &chosen).await;
     }
     let mut events = ctx.client.events(Revision(args.since)).await?;
     let is_of_node = |event: &Value| EventView::deserialize(event).is_ok_and(|event| chosen.is_of_node(&event));
@@ -124,10 +124,17 @@ enum Shown {
     OwnLease,
 }
 
-/// Continues from the last revision. Events that are no longer kept are reported, and left out.
-async fn watch(ctx: &mut Context, since: u64, chosen: &Chosen) -> Outcome<u8> {
+/// The newest ones, if some are asked for, and all that follow. Events that are no longer kept are reported, and left out.
+async fn watch(ctx: &mut Context, mut since: Revision, last: Option<usize>, chosen: &Chosen) -> Outcome<u8> {
     let mut names = ctx.names().await;
-    let mut events = ctx.client.watch_events(Revision(since)).skipping_lost();
+    if let Some(last) = last {
+        let mut past = ctx.client.events(since).await?;
+        past.items.retain(|event| chosen.shows(event) == Shown::Yes);
+        past.items.drain(..past.items.len().saturating_sub(last));
+        since = past.revision;
+        print_new(ctx, past.items, &mut names).await?;
+    }
+    let mut events = ctx.client.watch_events(since).skipping_lost();
     loop {
         let since = events.position();
         let mut page: EventsView<Value> = events.next().await?;
@@ -135,17 +142,23 @@ async fn watch(ctx: &mut Context, since: u64, chosen: &Chosen) -> Outcome<u8> {
             ctx.out.note(format!("some events between revisions {since} and {before} are no longer kept"));
         }
         page.items.retain(|event| chosen.shows(event) == Shown::Yes);
-        if ctx.out.is_json() {
-            page.items.iter().for_each(|event| print(&event.to_string()));
-        } else if !page.items.is_empty() {
-            let events = read(page.items)?;
-            // Nodes join and are renamed.
-            if events.iter().any(|event| event.kind == word(EventKind::Node)) {
-                names.extend(ctx.names().await);
-            }
-            print(&render::event_lines(&events, &names, Screen::size_of_terminal().map(|(columns, _)| columns)));
-        }
+        print_new(ctx, page.items, &mut names).await?;
     }
+}
+
+/// Prints events that follow those printed before.
+async fn print_new(ctx: &mut Context, items: Vec<Value>, names: &mut render::Names) -> Outcome {
+    if ctx.out.is_json() {
+        items.iter().for_each(|event| print(&event.to_string()));
+    } else if !items.is_empty() {
+        let events = read(items)?;
+        // Nodes join and are renamed.
+        if events.iter().any(|event| event.kind == word(EventKind::Node)) {
+            names.extend(ctx.names().await);
+        }
+        print(&render::event_lines(&events, names, Screen::size_of_terminal().map(|(columns, _)| columns)));
+    }
+    Ok(())
 }
 
 /// The events, for tables. As JSON they are printed as they came.

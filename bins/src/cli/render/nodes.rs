@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_messages::{
     AuthorityOrigin, CertificateState, Condition, Liveness, Membership, Name, NodeId, NodeListView, NodeMayStopView,
-    NodeView, Role, StatusView, WaitReason, word,
+    NodeView, Role, StatusView, WaitReason, counted, word,
 };
 
 use super::{stale_notice, when};
@@ -185,13 +185,13 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
     }
     let n = &status.nodes;
     let of_then = if status.stale { ", when last known" } else { "" };
-    let roles = format!("{}: {} managers, {} workers", n.total, n.managers, n.workers);
+    let roles = format!("{}: {}, {}", n.total, counted(n.managers, "manager"), counted(n.workers, "worker"));
     row("nodes", format!("{roles}; {} ready, {} down{of_then}", n.ready, n.down));
     if let Some(declared) = &status.declared {
         let paused = declared.paused.as_ref().map_or_else(String::new, |pause| {
             format!("; paused since {}: {}; `muster autopilot resume`", when(pause.at), printable(&pause.why))
         });
-        row("declared", format!("{} managers{paused}", declared.managers));
+        row("declared", counted(usize::from(declared.managers), "manager") + &paused);
     }
     for p in &status.pending {
         let (wants, reason, since) = (word(p.wants), word(p.reason), when(p.since));

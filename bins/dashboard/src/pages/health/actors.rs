@@ -1,7 +1,7 @@
 //! What the managers' actors tell: of each manager its whole tree, asked seldom.
 
 use maud::{Markup, html};
-use muster_messages::{ActorNode, ActorState, Name, NodeActorsView, word};
+use muster_messages::{ActorNode, ActorState, Name, NodeActorsView, counted, word};
 
 use super::{Finding, Seen, code};
 use crate::html::{Grade, graded, link, node_link, text};
@@ -101,7 +101,7 @@ pub fn audit(seen: &Seen) -> Markup {
         logs.iter().filter(|(_, log)| audit_failure(log).is_some()).map(|(node, _)| node.as_str()).collect();
     match (logs.len(), failing.as_slice()) {
         (0, _) => html! { "off, or not known" },
-        (all, []) => seen.good(&format!("written on {all} managers")),
+        (all, []) => seen.good(&format!("written on {}", counted(all, "manager"))),
         (_, failing) => graded(Grade::Bad, &format!("cannot be written on {}", failing.join(", "))),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use maud::{Markup, html};
 use muster_messages::{
     AuthorityState, CertificateState, Liveness, NodeCertificateView, ReconcilerPhase, SealState, StatusView,
-    WaitReason, WallTime, word,
+    WaitReason, WallTime, answering, counted, word,
 };
 
 use super::{Finding, Seen, code, plain};
@@ -87,7 +87,7 @@ fn quorum(seen: &Seen, status: &StatusView) -> Option<Finding> {
         @if locked { "; one that was restarted may wait for " (code(&["muster", "unlock"])) }
     };
     if status.stale || reachable < needed {
-        let what = html! { "no quorum: " (reachable) " of " (voters) " managers answer, " (needed) " are needed, and nothing can change" (missing) };
+        let what = html! { "no quorum: " (answering(reachable, voters)) ", " (needed) " needed, and nothing can change" (missing) };
         let lost = html! { (back) ". If a majority is lost for good: " (code(&["musterd", "--force-new-cluster"])) ", see recovery.md" };
         return Some(Finding::new(Grade::Bad, "quorum", what).alert("MusterNoLeader").since(status.as_of).then(lost));
     }
@@ -183,7 +183,7 @@ fn declared(status: &StatusView) -> Vec<Finding> {
     }
     let (managers, answering) = (usize::from(declared.managers), status.quorum.reachable);
     if managers > answering {
-        let what = html! { (answering) " managers answer, " (managers) " are declared" };
+        let what = html! { (counted(answering, "manager")) @if answering == 1 { " answers" } @else { " answer" } ", " (managers) " declared" };
         let then = html! { (code(&["muster", "autopilot", "state"])) " says why" };
         found.push(Finding::new(Grade::Warn, "declared", what).alert("MusterManagersMissing").then(then));
     }

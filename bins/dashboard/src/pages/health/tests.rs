@@ -77,7 +77,7 @@ fn good_health_needs_every_answer_and_a_quorum() {
     let document = render(&well, "");
     assert!(document.part("summary").contains("class=\"good\""), "{}", document.part("summary"));
     assert!(document.part("findings").contains("nothing is wrong"), "{}", document.part("findings"));
-    assert!(document.part("facts").contains("written on 1 managers") && document.part("facts").contains("1.0.0 on 2"));
+    assert!(document.part("facts").contains("written on 1 manager") && document.part("facts").contains("1.0.0 on 2"));
     for (topic, name) in NEEDED {
         let mut less = seen(answers(|_, _| {}));
         less.samples.remove(&topic);
