@@ -18,12 +18,12 @@ use muster_kernel::{Intensity, Supervisor, Tree};
 use muster_messages::wire::{ActorsAsk, Request};
 use muster_messages::{ErrorBody, ErrorCode, Liveness, Membership, Name, NodeListView, NodeView, Revision, Role};
 use muster_pki::IdentityStore;
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::harness::{EndedMuster, Follower, ForegroundMuster, WAIT_MS, World, eventually_so};
+use crate::harness::{EndedMuster, Follower, ForegroundMuster, WAIT_MS, World, eventually, eventually_so};
 
 const AGENTS: usize = 200;
 const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
@@ -43,19 +43,30 @@ struct Agent {
 }
 
 impl Fleet {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        Self { agents: Vec::new(), runtime: runtime.expect("a runtime") }
+    }
+
     /// Joins all agents, and waits until each has a session.
     fn join(folder: &Path, seeds: &[String], token: &str) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        let runtime = runtime.expect("a runtime");
-        let join = (0..AGENTS).map(|number| {
-            let folder = folder.join(format!("agent-{number}"));
-            runtime.spawn(Agent::join(folder, format!("agent-{number}"), seeds.to_vec(), token.to_owned()))
-        });
-        let joined: Vec<_> = join.collect();
-        let agents = runtime.block_on(join_all(joined)).into_iter().map(|agent| agent.expect("it joins")).collect();
-        let fleet = Self { agents, runtime };
-        fleet.all_have_sessions();
+        let mut fleet = Self::new();
+        fleet.grow((AGENTS, AGENTS), folder, seeds, token);
         fleet
+    }
+
+    /// Joins more agents, until there are so many, this many of them at once; waits until each has a session.
+    fn grow(&mut self, (to, at_once): (usize, usize), folder: &Path, seeds: &[String], token: &str) {
+        while self.agents.len() < to {
+            let joining = (self.agents.len()..to).take(at_once).map(|number| {
+                let folder = folder.join(format!("agent-{number}"));
+                self.runtime.spawn(Agent::join(folder, format!("agent-{number}"), seeds.to_vec(), token.to_owned()))
+            });
+            let joining: Vec<_> = joining.collect();
+            let joined = self.runtime.block_on(join_all(joining));
+            self.agents.extend(joined.into_iter().map(|agent| agent.expect("it joins")));
+        }
+        self.all_have_sessions();
     }
 
     #[track_caller]
@@ -305,4 +316,32 @@ fn interrupted_fleet_bench_leaves_nothing() {
         assert!(daemons.iter().all(|daemon| !daemon.is_alive()), "no process is left: {moment}");
         assert_eq!(folders_of(pid), BTreeSet::new(), "{moment}");
     }
+}
+
+/// A12. A thing that there may be thousands of shares its series with the others of its kind.
+#[test]
+#[ignore = "full tier"]
+fn thousand_sessions_have_the_series_of_five() {
+    // Each agent has a connection.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("the soft limit may rise to the hard one");
+    let mut world = World::new();
+    world.settings = "[gateway]\njoins_per_second = 10000\n".to_owned();
+    world.node("n1").start(&["--init"]).ready();
+    let seeds = [world.node("n1").address().to_string()];
+    let token = world.token(Role::Worker);
+    let mut fleet = Fleet::new();
+    let [few, many] = [5, 1_000].map(|sessions| {
+        // More that join at once would delay each other's handshakes.
+        fleet.grow((sessions, 50), world.folder(), &seeds, &token);
+        // The manager's own agent has a session, too.
+        let counted = format!("\nmuster_actor_alive{{path=\"node/manager/sessions/session-*\"}} {}\n", sessions + 1);
+        let metrics = eventually(&format!("{sessions} sessions are counted"), || {
+            Some(world.metrics("n1")).filter(|metrics| metrics.contains(&counted))
+        });
+        metrics.lines().filter(|line| !line.starts_with('#')).count()
+    });
+    println!("{few} series with 5 sessions, {many} with 1,000");
+    assert!(few > 100 && many.abs_diff(few) * 20 < few, "{few} series with 5 sessions, {many} with 1,000");
+    fleet.end();
 }
