@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::harness::{Cluster, Program, eventually, fetched, here};
@@ -177,20 +178,21 @@ fn failing_reconciler(cluster: &Cluster, file: &Path) -> String {
     definition.display().to_string()
 }
 
-/// A13. The shipped expressions on a real cluster's series; only the times for which they must hold are shorter.
-#[test]
-fn alerts_fire_on_a_real_cluster_and_are_resolved() {
-    let mut cluster = Cluster::up();
-    let shipped = std::fs::read_to_string(shipped_rules()).expect("the rules exist");
-    let quick = |line: &str| if line.trim_start().starts_with("for: ") { "        for: 2s" } else { line }.to_owned();
-    let rules = cluster.folder().join("quick.rules.yml");
-    std::fs::write(&rules, shipped.lines().map(|line| quick(line) + "\n").collect::<String>()).expect("writable");
-    let (_running, port) = started(&cluster, &rules);
-    let alerts = ["MusterNotScraped", "MusterQuorumMarginNone", "MusterReconcilerFailed"];
-    let becomes = |alert: &str, wanted: bool| {
-        let what = format!("{alert} {}", if wanted { "fires" } else { "is resolved" });
-        eventually(&what, || (fires(port, alert)? == wanted).then_some(()));
-    };
+/// Whether it has fired at any time.
+fn has_fired(port: u16, alert: &str) -> Option<bool> {
+    let firing = format!("ALERTS{{job=\"muster-prod\",alertstate=\"firing\",alertname=\"{alert}\"}}");
+    query(port, &format!("count(max_over_time({firing}[10m]))")).map(|found| !found.is_empty())
+}
+
+#[track_caller]
+fn becomes(port: u16, alert: &str, wanted: bool) {
+    let what = format!("{alert} {}", if wanted { "fires" } else { "is resolved" });
+    eventually(&what, || (fires(port, alert)? == wanted).then_some(()));
+}
+
+/// Every node is scraped, and none of these alerts fires.
+#[track_caller]
+fn is_calm(port: u16, alerts: &[&str]) {
     eventually("it scrapes every node", || {
         let up = query(port, "up{job=\"muster-prod\"}")?;
         (up.len() == 4 && up.values().all(|up| *up == 1.0)).then_some(())
@@ -198,6 +200,28 @@ fn alerts_fire_on_a_real_cluster_and_are_resolved() {
     for alert in alerts {
         assert_eq!(fires(port, alert), Some(false), "{alert}");
     }
+}
+
+/// The shipped rules, whose expressions must hold for seconds only; and what must be old is.
+fn quick_rules(cluster: &Cluster) -> PathBuf {
+    let shipped = std::fs::read_to_string(shipped_rules()).expect("the rules exist");
+    let pending = "muster_role_change_oldest_seconds{reason!=\"waiting_for_node\"}) > 900";
+    assert!(shipped.contains(pending), "a change is old after a quarter of an hour");
+    let shipped = shipped.replace(pending, &pending.replace("900", "0.5"));
+    let quick = |line: &str| if line.trim_start().starts_with("for: ") { "        for: 2s" } else { line }.to_owned();
+    let rules = cluster.folder().join("quick.rules.yml");
+    std::fs::write(&rules, shipped.lines().map(|line| quick(line) + "\n").collect::<String>()).expect("writable");
+    rules
+}
+
+/// A13. The shipped expressions on a real cluster's series; only the times for which they must hold are shorter.
+#[test]
+fn alerts_fire_on_a_real_cluster_and_are_resolved() {
+    let mut cluster = Cluster::up();
+    let (_running, port) = started(&cluster, &quick_rules(&cluster));
+    let alerts = ["MusterNotScraped", "MusterQuorumMarginNone", "MusterReconcilerFailed"];
+    let becomes = |alert: &str, wanted: bool| becomes(port, alert, wanted);
+    is_calm(port, &alerts);
 
     let repaired = cluster.folder().join("repaired");
     let definition = failing_reconciler(&cluster, &repaired);
@@ -215,4 +239,41 @@ fn alerts_fire_on_a_real_cluster_and_are_resolved() {
     cluster.restart(&[down]);
     becomes("MusterNotScraped", false);
     becomes("MusterQuorumMarginNone", false);
+}
+
+/// A13. A disk that hangs, and a worker that stands still before its promotion.
+#[test]
+fn alerts_of_a_hung_disk_and_a_frozen_node_fire() {
+    let mut cluster = Cluster::up();
+    let (_running, port) = started(&cluster, &quick_rules(&cluster));
+    let slow = cluster.followers().remove(0);
+    let hang = cluster.folder().join("hang");
+    cluster.kill(&slow);
+    cluster.configure("[debug]\n", &format!("[debug]\ndisk_hangs_while = {hang:?}\n"));
+    cluster.restart(std::slice::from_ref(&slow));
+    is_calm(port, &["MusterHandlerLong", "MusterRoleChangePending", "MusterNodesDown"]);
+
+    std::fs::write(&hang, "").expect("the folder is writable");
+    becomes(port, "MusterHandlerLong", true);
+    let path = "node/manager/raft-member/disk";
+    let handling =
+        format!("max by (instance) (muster_actor_handling_seconds{{job=\"muster-prod\",path=\"{path}\"}}) > 5");
+    let of = query(port, &handling).expect("it answers");
+    assert!(of.keys().all(|instance| *instance == slow), "{of:?}");
+    std::fs::remove_file(&hang).expect("it was there");
+    becomes(port, "MusterHandlerLong", false);
+
+    // It has a session until it was silent for long: then it is down, which is another alert.
+    cluster.signal("n4", Signal::STOP);
+    cluster.muster(&["node", "promote", "n4"]).ended(0);
+    eventually("MusterRoleChangePending fires", || has_fired(port, "MusterRoleChangePending")?.then_some(()));
+    becomes(port, "MusterNodesDown", true);
+    becomes(port, "MusterRoleChangePending", false);
+    cluster.signal("n4", Signal::CONT);
+    becomes(port, "MusterNodesDown", false);
+    eventually("n4 is a manager", || {
+        let margin = query(port, "max by (job) (muster_raft_voters{job=\"muster-prod\"})")?;
+        margin.values().any(|voters| *voters == 4.0).then_some(())
+    });
+    assert_eq!(fires(port, "MusterRoleChangePending"), Some(false));
 }

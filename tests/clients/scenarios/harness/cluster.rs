@@ -161,6 +161,20 @@ impl Cluster {
         eventually(&format!("{name} has ended"), || (!process.is_alive()).then_some(()));
     }
 
+    /// STOP freezes it, CONT lets it go on.
+    pub fn signal(&self, name: &str, signal: Signal) {
+        self.node(name).process.signal(signal);
+    }
+
+    /// Replaces a part of the nodes' configuration, for those that are started from now on.
+    #[track_caller]
+    pub fn configure(&self, part: &str, by: &str) {
+        let file = self.folder().join(".muster/musterd.toml");
+        let text = std::fs::read_to_string(&file).expect("the nodes have a configuration");
+        assert!(text.contains(part), "{text}");
+        std::fs::write(&file, text.replacen(part, by, 1)).expect("the folder is writable");
+    }
+
     /// A killed node with its original command line and more words.
     fn start(&self, name: &str, more: &[&str]) -> Program {
         let line = &self.node(name).line;
