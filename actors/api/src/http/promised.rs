@@ -4,7 +4,7 @@
 //! A client may leave out what was optional, send whatever was described, and read whatever was described. So of what it sends, the new
 //! description must accept all that the old one did, and of what it reads, the new one must still have all that the old one had.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// Which way a value goes: what suits the one breaks the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -245,7 +245,7 @@ impl<'a> Comparison<'a> {
 /// A value of this document, with the reference that led to it; empty without one. Null if it leads nowhere.
 fn resolved<'a>(document: &'a Value, value: &'a Value) -> (&'a str, &'a Value) {
     static NOTHING: Value = Value::Null;
-    let Some(reference) = value.as_object().and_then(|map: &Map<String, Value>| map.get("$ref")?.as_str()) else {
+    let Some(reference) = value.as_object().and_then(|map| map.get("$ref")?.as_str()) else {
         return ("", value);
     };
     let found = reference.strip_prefix('#').and_then(|pointer| document.pointer(pointer)).unwrap_or(&NOTHING);
