@@ -4,6 +4,8 @@
 //!                     is read beyond a small common share, within a limit and a time. So a connection costs its header, that
 //!                     share and one body, however many streams HTTP/2 gives it.
 //!             HTTP-2  no request's body waits for another request's body.
+//!             HTTP-3  a connection that this node ends although its client may go on elsewhere ends in order: what was received
+//!                     is answered while there is time, and the client is told what was not (GOAWAY in HTTP/2).
 
 mod actors;
 mod autolock;
@@ -34,6 +36,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use futures_util::future::{BoxFuture, pending};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -90,6 +93,10 @@ pub(crate) struct Network {
     pub refused: Option<Refusal>,
     pub source: Option<IpAddr>,
     pub origin: Origin,
+    /// Whether the client has negotiated HTTP/2.
+    pub is_http2: bool,
+    /// When the connection is to end in order. Its owner drops it if that takes too long.
+    pub end: Option<BoxFuture<'static, ()>>,
 }
 
 /// Serves one HTTP connection, 1.1 or 2, until it ends.
@@ -100,7 +107,7 @@ where
     let (pause, heads) = (Pause::default(), Heads::default());
     let (reads, writes) = tokio::io::split(stream);
     let stream = tokio::io::join(Limited::new(Paced::new(reads, pause.clone()), heads.clone()), writes);
-    let Network { refused, source, origin } = network;
+    let Network { refused, source, origin, is_http2, end } = network;
     let idle = if caller == Principal::Anonymous { ANONYMOUS_IDLE_DEADLINE } else { IDLE_DEADLINE };
     let peer = Peer { source, pause, origin: Arc::new(origin), ..Peer::of(service, caller, refused) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -121,7 +128,17 @@ where
             answer
         }
     });
-    let ended = builder.serve_connection(TokioIo::new(stream), answer).await;
+    // Without that, one that ends before its first bytes are read is closed without a GOAWAY.
+    let builder = if is_http2 { builder.http2_only() } else { builder };
+    let end = end.unwrap_or_else(|| Box::pin(pending()));
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), answer));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = end => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
     if let Err(error) = ended {
         tracing::debug!(%error, "HTTP connection ended");
     }

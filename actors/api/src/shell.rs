@@ -3,19 +3,25 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use muster_audit::{Origin, Via};
 use muster_gateway::{Connection, Framed};
 use muster_kernel::{Cx, Fault, Shell};
 use muster_messages::protocol::{Named, Service as Port};
 use muster_messages::{ApiView, WallTime};
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc, watch};
 
 use crate::http::{Network, serve_http};
 use crate::native::{Caller, serve_native};
 use crate::service::Service;
 use crate::socket::{AdminSocket, ClientProtocol, origin_of, recognise};
+
+/// How long requests over HTTP may take to be answered once this actor is asked to stop.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The API's private messages. Requests arrive through its connections.
 #[derive(Named)]
@@ -36,23 +42,27 @@ pub struct ApiShell {
     /// A manager's socket acts as operator, a worker's as its node.
     socket_caller: Caller,
     open: Arc<AtomicU64>,
+    /// Whether it stops. Each HTTP connection holds a receiver.
+    stops: watch::Sender<bool>,
 }
 
 impl ApiShell {
     /// An API that serves these connections.
     pub fn new(service: Service, incoming: Incoming, socket: Option<Arc<AdminSocket>>, socket_caller: Caller) -> Self {
-        Self { service, incoming, socket, socket_caller, open: Arc::new(AtomicU64::new(0)) }
+        let (open, stops) = (Arc::new(AtomicU64::new(0)), watch::Sender::new(false));
+        Self { service, incoming, socket, socket_caller, open, stops }
     }
 
     fn accept_from_gateway(&self, cx: &Cx<ApiMsg>) {
         let (service, incoming, open, tasks) =
             (self.service.clone(), Arc::clone(&self.incoming), Arc::clone(&self.open), cx.clone());
+        let stops = self.stops.clone();
         cx.spawn(async move {
             let mut incoming = incoming.lock().await;
             while let Some(connection) = incoming.recv().await {
-                let (service, permit) = (service.clone(), Open::new(&open));
+                let (service, permit, stops) = (service.clone(), Open::new(&open), stops.subscribe());
                 tasks.spawn_apart(async move {
-                    serve(service, connection).await;
+                    serve(service, connection, stops).await;
                     drop(permit);
                 });
             }
@@ -63,12 +73,14 @@ impl ApiShell {
     fn accept_from_socket(&self, cx: &Cx<ApiMsg>, socket: Arc<AdminSocket>) {
         let (service, open, tasks, caller) =
             (self.service.clone(), Arc::clone(&self.open), cx.clone(), Arc::clone(&self.socket_caller));
+        let stops = self.stops.clone();
         cx.spawn(async move {
             let slots = Arc::new(Semaphore::new(service.ports.limits.socket_connections));
             loop {
                 let slot = Arc::clone(&slots).acquire_owned().await.expect("the semaphore is never closed");
                 let stream = socket.accept().await;
                 let (service, permit, caller) = (service.clone(), Open::new(&open), Arc::clone(&caller));
+                let stops = stops.clone();
                 tasks.spawn_apart(async move {
                     let origin = origin_of(&stream);
                     match recognise(stream).await {
@@ -79,7 +91,8 @@ impl ApiShell {
                             }
                         }
                         Ok(ClientProtocol::Http(stream)) => {
-                            serve_http(service, caller(), Network { origin, ..Network::default() }, stream).await;
+                            let end = Some(until_stop(stops.subscribe()));
+                            serve_http(service, caller(), Network { origin, end, ..Network::default() }, stream).await;
                         }
                         Ok(ClientProtocol::Nothing) | Err(_) => {}
                     }
@@ -90,17 +103,36 @@ impl ApiShell {
     }
 }
 
-async fn serve(service: Service, connection: Connection) {
+/// Ends when the actor is asked to stop.
+fn until_stop(mut stops: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
+    async move { stops.wait_for(|stops| *stops).await.map_or((), drop) }.boxed()
+}
+
+async fn serve(service: Service, connection: Connection, stops: watch::Receiver<bool>) {
     let caller = connection.principal();
     let via = Via::Addr(connection.remote.to_string());
     let serial = connection.identity.as_ref().map(|identity| identity.serial.clone());
     let origin = Origin { via, serial, forwarder: None };
     match connection.service {
         Port::Http => {
-            let network = Network { refused: connection.refused, source: Some(connection.remote.ip()), origin };
+            let (kill, stop) = (connection.kill.clone(), until_stop(stops));
+            let end = async move {
+                tokio::select! {
+                    () = kill.retired() => {}
+                    () = stop => {}
+                }
+            };
+            let network = Network {
+                refused: connection.refused,
+                source: Some(connection.remote.ip()),
+                origin,
+                is_http2: connection.alpn.as_deref() == Some(b"h2"),
+                end: Some(end.boxed()),
+            };
             serve_http(service, caller, network, connection.stream).await;
         }
         _ => {
+            drop(stops); // nobody waits for it
             let frames = Framed::new(connection.stream).with_limit(service.ports.limits.frame(&caller));
             let ended = serve_native(service, Arc::new(move || caller.clone()), origin, frames).await;
             if let Err(error) = ended {
@@ -140,6 +172,12 @@ impl Shell for ApiShell {
         match msg {
             ApiMsg::GatewayGone => Ok(()),
         }
+    }
+
+    /// HTTP-3.
+    async fn stopping(&mut self, _cx: &Cx<ApiMsg>) {
+        self.stops.send_replace(true);
+        let _in_time = tokio::time::timeout(STOP_TIMEOUT, self.stops.closed()).await;
     }
 
     fn view(&self) -> Value {

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::{Request as HttpRequest, StatusCode};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use muster_gateway::BoxStream;
+use muster_gateway::{BoxStream, Kill};
 use muster_kernel::{Address, Spec};
 use muster_messages::protocol::{Named as _, RaftMemberMsg};
 use muster_messages::wire::{self, ApiAnswer, ApiCall, KubeCall, ReconcilerRequest, Refusal, Request};
@@ -53,6 +53,15 @@ impl Stage {
 
     /// A client with this certificate, or none.
     async fn connect(&self, port: Port, subject: Option<Subject>, refused: Option<Refusal>) -> DuplexStream {
+        self.connect_with_switch(port, subject, refused).await.0
+    }
+    /// The same, and what the gateway ends the connection with.
+    async fn connect_with_switch(
+        &self,
+        port: Port,
+        subject: Option<Subject>,
+        refused: Option<Refusal>,
+    ) -> (DuplexStream, Kill) {
         let (ours, theirs) = tokio::io::duplex(16 * 1024);
         let identity = |subject| CertIdentity {
             cluster: ClusterId::from_entropy(1),
@@ -67,8 +76,9 @@ impl Stage {
         let (stream, address): (BoxStream, _) = (Box::pin(theirs), ([127, 0, 0, 1], 1).into());
         let connection = Connection::detached(stream, port, subject.map(identity), address);
         let connection = Connection { refused, ..connection };
+        let kill = connection.kill.clone();
         assert!(self.gateway.send(connection).await.is_ok(), "the API accepts the connection");
-        ours
+        (ours, kill)
     }
     async fn native(&self, subject: &Subject) -> Framed<DuplexStream> {
         Framed::new(self.connect(Port::Api, Some(subject.clone()), None).await)
@@ -330,6 +340,41 @@ async fn rejected_http2_connection_gets_retry_after_and_is_paced() {
     drop((client, permits));
     driver.await.unwrap();
     stage.harness.finish().await;
+}
+
+/// K2.11: by the gateway, which evicts it, and by the end of the API. A client that gets no GOAWAY cannot tell which of its writes were
+/// carried out.
+#[tokio::test(start_paused = true)]
+async fn http2_connection_ends_after_what_it_received() {
+    for api_stops in [false, true] {
+        let mut raft = Probe::new("raft-member");
+        let (service, _leads) = leader(&raft);
+        let stage = Stage::set(service, None).await;
+        let (stream, kill) = stage.connect_with_switch(Port::Http, Some(admin()), None).await;
+        let (mut client, driver) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let driver = tokio::spawn(driver);
+        let mut asking = client.clone();
+        let asked =
+            tokio::spawn(async move { asking.send_request(certificates()).await.map(|answer| answer.status()) });
+        eventually("the request is in progress", || raft.waiting() == 1).await;
+        let Stage { harness, .. } = stage;
+        let client = async {
+            // Paused time advances only when all tasks are idle.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let unsent = client.send_request(certificates()).await.unwrap_err();
+            assert!(unsent.is_canceled(), "the client knows that it was not sent: {unsent:?}");
+            confirm(&mut raft);
+            assert_eq!(asked.await.unwrap().unwrap(), StatusCode::OK, "it was received before");
+            driver.await.unwrap().unwrap();
+        };
+        if api_stops {
+            tokio::join!(harness.finish(), client);
+        } else {
+            kill.retire();
+            client.await;
+            harness.finish().await;
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -279,7 +279,15 @@ impl Newcomer {
         match timeout(self.port.config.first_byte_deadline, reading).await {
             Ok(Ok(read)) if read > 0 => {}
             Ok(_) => return,
-            Err(_) => return self.deadline_missed("request timed out"),
+            Err(_) => {
+                self.deadline_missed("request timed out");
+                // What it sends from now on is not read.
+                if arrival.alpn.as_deref() == Some(b"h2") {
+                    let _ = timeout(GREETING_DEADLINE, arrival.tls.write_all(NOTHING_PROCESSED)).await;
+                    let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
+                }
+                return;
+            }
         }
         let Some(sink) = self.reserve(Service::Http) else { return self.refuse_for_capacity(arrival).await };
         self.slot.anonymous(Service::Http);

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 pub struct Kill {
     reason: Arc<OnceLock<RefusalReason>>,
     token: CancellationToken,
+    retired: CancellationToken,
 }
 
 impl Kill {
@@ -20,6 +21,14 @@ impl Kill {
     pub fn cut(&self, reason: RefusalReason) {
         let _ = self.reason.set(reason);
         self.token.cancel();
+    }
+    /// Asks its service to end it in order, before it is cut: an HTTP client then knows which of its requests it may repeat.
+    pub fn retire(&self) {
+        self.retired.cancel();
+    }
+    /// Waits until it is to end in order. Safe to drop and call again.
+    pub async fn retired(&self) {
+        self.retired.cancelled().await;
     }
     /// Why the connection was disconnected, if it was.
     pub fn disconnect_reason(&self) -> Option<RefusalReason> {

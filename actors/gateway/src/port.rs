@@ -12,7 +12,7 @@ use muster_messages::wire::Refusal;
 use muster_messages::{CertIdentity, Incarnation, Principal, RefusalReason, Replica, Revision};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::core::admission::{self, Admission, CONFIRMATION_TIMEOUT, LocalFacts};
 use crate::core::connections::{ConnectionId, Connections, Full, Limits};
@@ -77,6 +77,11 @@ const MAX_OFFENDERS: usize = 1_024;
 /// burst of that size makes the kernel drop first packets, which clients resend a second later.
 const LISTEN_BACKLOG: i32 = 4_096;
 
+/// How long an evicted HTTP client's requests may take to be answered, and how many such connections there may be beside those with a
+/// permit. One more is cut at once.
+const RETIREMENT: Duration = Duration::from_secs(1);
+const MAX_RETIRING: usize = 128;
+
 /// The listening port with its connections. Clones share one port.
 #[derive(Clone, Debug)]
 pub struct Port {
@@ -98,6 +103,7 @@ pub(crate) struct Inner {
     offenders: Mutex<Offenders>,
     counters: Mutex<GatewayMetrics>,
     evaluated: Mutex<Evaluated>,
+    retiring: Arc<Semaphore>,
 }
 
 /// The newest replicas that were used for decisions.
@@ -143,6 +149,7 @@ impl Port {
             offenders: Mutex::new(Offenders::new(config.log_window, MAX_OFFENDERS)),
             counters: Mutex::default(),
             evaluated: Mutex::default(),
+            retiring: Arc::new(Semaphore::new(MAX_RETIRING)),
             tls: ServerTls::default(),
             config,
             listener,
@@ -323,8 +330,24 @@ impl ConnectionSlot {
     }
     pub(crate) fn anonymous(&self, service: Service) {
         let evicted = locked(&self.port.connections).anonymous(self.id, service);
-        evict(&self.port, evicted);
+        match service {
+            Service::Http => retire(&self.port, evicted),
+            _ => evict(&self.port, evicted),
+        }
     }
+}
+
+/// Evicts a served HTTP client: it is told first, so that it knows which of its requests it may repeat.
+fn retire(port: &Inner, victim: Option<Kill>) {
+    let Some(victim) = victim else { return };
+    let Ok(permit) = Arc::clone(&port.retiring).try_acquire_owned() else { return evict(port, Some(victim)) };
+    port.count(|c| c.evicted += 1);
+    victim.retire();
+    port.handshake_pool.waiting().spawn(async move {
+        tokio::time::sleep(RETIREMENT).await;
+        victim.cut(RefusalReason::TooManyRequests);
+        drop(permit);
+    });
 }
 
 fn evict(port: &Inner, victim: Option<Kill>) {

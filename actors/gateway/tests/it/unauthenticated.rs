@@ -199,10 +199,40 @@ async fn anonymous_http_connections_are_bounded() {
         open.flush().await.unwrap();
         served.push((gate.received(Service::Http).await, open));
     }
-    eventually("the evicted connections are closed", || gate.port.metrics().anonymous == 4).await;
-    let cut = served.iter().filter(|(c, _)| c.kill.disconnect_reason().is_some()).count();
-    assert_eq!(cut, 6, "the oldest are evicted");
+    eventually("the evicted connections lose their places", || gate.port.metrics().anonymous == 4).await;
+    let cut = || served.iter().filter(|(c, _)| c.kill.disconnect_reason().is_some()).count();
+    eventually("the oldest are closed", || cut() == 6).await;
     assert!(served[9].0.kill.disconnect_reason().is_none());
+    gate.finish().await;
+}
+
+/// K2.11.
+#[tokio::test]
+async fn evicted_http_client_is_told_before_the_end() {
+    let world = World::new(1);
+    let mut gate = Gate::manager(&world, small(), known()).await;
+    let dialer = Dialer::anonymous(&world.root.cert_pem);
+    let mut clients = Vec::new();
+    for _ in 0..10 {
+        let mut open = dialer.dial(&gate.addr, Service::Http, None).await.unwrap().stream.into_inner();
+        open.write_all(b"GET").await.unwrap();
+        open.flush().await.unwrap();
+        clients.push(open);
+        let mut served = gate.received(Service::Http).await;
+        tokio::spawn(async move {
+            served.kill.retired().await;
+            served.stream.write_all(b"end").await.unwrap();
+            served.stream.flush().await.unwrap();
+            served.kill.wait().await;
+        });
+    }
+    for client in &mut clients[..6] {
+        let mut told = [0; 3];
+        tokio::time::timeout(WAIT_LIMIT, client.read_exact(&mut told)).await.expect("in time").expect("before the end");
+        assert_eq!(&told, b"end");
+        let end = tokio::time::timeout(WAIT_LIMIT, client.read(&mut told)).await.expect("the end follows");
+        assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    }
     gate.finish().await;
 }
 
