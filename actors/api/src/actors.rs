@@ -118,6 +118,10 @@ impl ActorRequests<'_> {
 
     async fn ask_tree(&self) -> Result<(String, Option<AdminAction>), ErrorBody> {
         let ApiPorts { tree, crash_allowed, .. } = &self.service.ports;
+        let _turn = match self.ask {
+            ActorsAsk::Tree | ActorsAsk::Inspect { .. } => Some(self.service.builders.turn().await),
+            _ => None,
+        };
         let (admin_action, path, crashed) = match self.ask {
             ActorsAsk::Tree => return Ok((self.of_this_node(tree.snapshot().await)?, None)),
             ActorsAsk::Inspect { path } => return Ok((self.of_this_node(tree.inspect(path).await?)?, None)),
@@ -209,17 +213,22 @@ impl ActorRequests<'_> {
         // In groups: ten thousand nodes do not cause ten thousand requests at once.
         for group in nodes.chunks(64) {
             let asking = group.iter().map(|(node, _)| self.of_node(manager, *node, left));
-            for ((node, name), answer) in group.iter().zip(join_all(asking).await) {
-                let parsed = |text: String| {
-                    serde_json::from_str::<Value>(&text).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
-                };
-                items.push(match answer.and_then(parsed) {
-                    Ok(root) => json!({"node": node, "name": name, "root": root}),
-                    Err(error) => json!({"node": node, "name": name, "root": null, "error": error.to_json()["error"]}),
-                });
-            }
+            let answers: Vec<_> = group.iter().cloned().zip(join_all(asking).await).collect();
+            let parsed = move || answers.into_iter().map(|(of, answer)| tree_of(&of, answer)).collect::<Vec<_>>();
+            items.extend(self.service.builders.build(parsed).await?);
         }
-        Ok(json!({"items": items}).to_string())
+        self.service.builders.build(move || json!({"items": items}).to_string()).await
+    }
+}
+
+/// One node's answer among those of all nodes.
+fn tree_of((node, name): &(NodeId, Name), answer: Result<String, ErrorBody>) -> Value {
+    let parsed = |text: String| {
+        serde_json::from_str::<Value>(&text).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
+    };
+    match answer.and_then(parsed) {
+        Ok(root) => json!({"node": node, "name": name, "root": root}),
+        Err(error) => json!({"node": node, "name": name, "root": null, "error": error.to_json()["error"]}),
     }
 }
 

@@ -1,5 +1,6 @@
-//! Long answers take milliseconds of a processor each, and one caller may ask for hundreds at once. Pages of events, the longest, are built
-//! apart from the threads that Raft runs on, and few at a time; others one at a time on one of these threads.
+//! Long answers take milliseconds of a processor each, and one caller may ask for hundreds at once. Pages of events,
+//! Kubernetes lists and the actors of all nodes, the longest, are built apart from the threads that Raft runs on, and few at a time; others
+//! one at a time on one of these threads.
 
 use std::sync::Arc;
 

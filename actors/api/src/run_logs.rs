@@ -37,6 +37,11 @@ impl RunLogRequest<'_> {
         if !kept {
             return Err(not_kept(tables, run));
         }
+        // Whoever reads to the end of a log would read the same for ever.
+        if !text.is_empty() && next_offset <= self.offset.max(offset) {
+            return Err(without_progress(tables, run, self.offset));
+        }
+        let next_offset = next_offset.max(self.offset);
         to_text(&RunLogView {
             node: run.node,
             node_name: tables.nodes.get(&run.node).map(|node| node.name.clone()),
@@ -83,6 +88,18 @@ fn node_unreachable(tables: &Tables, run: &RunRecord, error: ErrorBody) -> Error
         error.message
     );
     ErrorBody::new(ErrorCode::Unreachable, text).with_details(&json!({"run": muster_gates::run_view(tables, run)}))
+}
+
+/// The node sends output, and that the next part begins where this one does.
+fn without_progress(tables: &Tables, run: &RunRecord, offset: u64) -> ErrorBody {
+    let RunRecord { number, reconciler, .. } = run;
+    let node = node_name(tables, run);
+    ErrorBody::new(
+        ErrorCode::Conflict,
+        format!(
+            "{node} sends output of run {number} of {reconciler} that does not lead beyond byte {offset}: it cannot be read further"
+        ),
+    )
 }
 
 /// The node has no log. The details have what is on record of the run.

@@ -68,6 +68,24 @@ async fn unreadable_log_names_the_node_and_what_is_on_record() {
     }
 }
 
+/// A reader asks for the next part until the end.
+#[tokio::test]
+async fn log_that_does_not_advance_is_refused() {
+    for (offset, next_offset) in [(7, 7), (7, 3), (0, 7), (12, 12), (12, 11)] {
+        let part = json!({"kept": true, "offset": offset, "skipped": 0, "text": "words", "next_offset": next_offset, "running": true});
+        let (status, answer) = log(&with_session(Ok(part.to_string())).0, "schema", None).await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(
+            status == 409 && message.contains("n2 sends output of run 2 of schema that does not lead beyond byte 7"),
+            "{answer}"
+        );
+    }
+    // A run without output so far.
+    let nothing = json!({"kept": true, "offset": 0, "skipped": 0, "text": "", "next_offset": 0, "running": true});
+    let (status, answer) = log(&with_session(Ok(nothing.to_string())).0, "schema", None).await;
+    assert_eq!((status, &answer["next_offset"]), (200, &7.into()), "the next part is not an earlier one");
+}
+
 #[tokio::test]
 async fn unknown_run_and_unknown_reconciler_are_different_errors() {
     let world = World::new();

@@ -1,7 +1,7 @@
 //! Two actors of a program's own, in the tree of its daemon. `notifier` follows the cluster's events and decides what is worth a note; `notes`
 //! writes notes to a file. docs/embedding.md shows them at work, and `tests/` how they are tested without a cluster.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -154,6 +154,15 @@ pub enum NotesMsg {
     Append { lines: Vec<String> },
 }
 
+/// Appends a page as a whole, or nothing of it: a full disk takes the first part of a write.
+fn append<F: Write>(file: &mut F, page: &[u8], cut: impl FnOnce(&mut F) -> std::io::Result<()>) -> std::io::Result<()> {
+    let written = file.write_all(page);
+    if written.is_err() {
+        cut(file)?;
+    }
+    written
+}
+
 /// Writes notes to a file. A failure of the disk is a fault, and its supervisor starts it again.
 pub struct Notes {
     file: PathBuf,
@@ -166,13 +175,46 @@ impl Shell for Notes {
 
     async fn handle(&mut self, _cx: &Cx<NotesMsg>, NotesMsg::Append { lines }: NotesMsg) -> Result<(), Fault> {
         let mut file = OpenOptions::new().create(true).append(true).open(&self.file)?;
-        // In one write: a page is in the file as a whole, or not at all.
-        file.write_all((lines.join("\n") + "\n").as_bytes())?;
+        let end = file.metadata()?.len();
+        append(&mut file, (lines.join("\n") + "\n").as_bytes(), |file: &mut File| file.set_len(end))?;
         self.written += lines.len();
         Ok(())
     }
 
     fn view(&self) -> Value {
         json!({"written": self.written})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk with room for so many bytes.
+    struct Disk(Vec<u8>, usize);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let taken = bytes.len().min(self.1 - self.0.len());
+            self.0.extend_from_slice(&bytes[..taken]);
+            if taken == 0 { Err(ErrorKind::StorageFull.into()) } else { Ok(taken) }
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn full_disk_keeps_no_part_of_a_page() {
+        let mut disk = Disk(Vec::new(), 20);
+        for (page, fits) in [("7 one\n", true), ("8 two\n9 three\n", false), ("8 two\n", true)] {
+            let end = disk.0.len();
+            let written = append(&mut disk, page.as_bytes(), |disk| {
+                disk.0.truncate(end);
+                Ok(())
+            });
+            assert_eq!(written.is_ok(), fits, "{page}");
+        }
+        assert_eq!(disk.0, b"7 one\n8 two\n");
     }
 }

@@ -247,7 +247,7 @@ async fn mistyped_input_is_named_and_proposes_nothing() {
 #[tokio::test]
 async fn lists_wait_for_their_turn() {
     let world = World::new();
-    for path in ["/v1/nodes", "/v1/reconcilers", "/v1/objects"] {
+    for path in ["/v1/nodes", "/v1/reconcilers", "/v1/objects", "/v1/actors"] {
         let turn = world.service.builders.turn().await;
         let mut list = std::pin::pin!(world.respond(&Principal::Operator, "GET", path, ""));
         assert!(tokio::time::timeout(Duration::from_millis(100), &mut list).await.is_err(), "{path}");
@@ -258,7 +258,13 @@ async fn lists_wait_for_their_turn() {
 
 /// Others build apart from these threads meanwhile, and no more than some.
 #[tokio::test]
-async fn pages_of_events_wait_for_a_builder() {
+async fn longest_lists_wait_for_a_builder() {
+    for path in ["/v1/events", "/api/v1/namespaces/default/configmaps", "/v1/actors?all=true"] {
+        waits_for_a_builder(path).await;
+    }
+}
+
+async fn waits_for_a_builder(path: &str) {
     let world = World::new();
     let (end, ended) = std::sync::mpsc::channel::<()>();
     let ended = std::sync::Arc::new(std::sync::Mutex::new(ended));
@@ -269,10 +275,10 @@ async fn pages_of_events_wait_for_a_builder() {
     .take(2)
     .collect();
     tokio::task::yield_now().await;
-    let mut page = std::pin::pin!(world.respond(&Principal::Operator, "GET", "/v1/events", ""));
-    assert!(tokio::time::timeout(Duration::from_millis(100), &mut page).await.is_err());
+    let mut list = std::pin::pin!(world.respond(&Principal::Operator, "GET", path, ""));
+    assert!(tokio::time::timeout(Duration::from_millis(100), &mut list).await.is_err(), "{path}");
     others.iter().for_each(|_| end.send(()).unwrap());
-    assert_eq!(page.await.status(), 200);
+    assert_eq!(list.await.status(), 200, "{path}");
 }
 
 #[tokio::test]

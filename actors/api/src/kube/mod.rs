@@ -24,7 +24,6 @@ use muster_kernel::Clock;
 use muster_kubernetes::{Ask, Freshness, Head, Reason, Rules, Status, Takes, Verb};
 use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Refusal, Request as Asked};
 use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables, WallTime, millis};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::access::{bearer, bearer_token};
@@ -267,9 +266,8 @@ async fn read(
     if ask.verb == Verb::List {
         let share = service.long_answer(caller)?;
         // Ten thousand objects take as long as an election may: not on the threads that Raft runs on.
-        let made = spawn_blocking(move || muster_kubernetes::answer(&ask, &replica.tables, Clock.wall())).await;
-        let answer =
-            made.map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("building the list failed: {e}")))??;
+        let make = move || muster_kubernetes::answer(&ask, &replica.tables, Clock.wall());
+        let answer = service.builders.build(make).await??;
         let share = (answer.body.len() > LONG_ANSWER_BYTES).then_some(share);
         return Ok(respond(answer).map(|body| until_read(body, share)));
     }
