@@ -21,6 +21,7 @@ mod event_watch;
 mod example;
 mod feature_level;
 mod fleet;
+mod full_state;
 mod gates;
 mod harness;
 mod history;

@@ -1,6 +1,7 @@
 //! Attacks on a real cluster.
 
 mod certificates;
+mod event_reads;
 mod floods;
 mod http;
 mod identity;

@@ -40,7 +40,7 @@ async fn operator(cluster: &Cluster, request: Request) -> serde_json::Value {
         .unwrap_or_else(|no| panic!("{request:?}: {no}"))
 }
 
-async fn becomes(cluster: &Cluster, name: &str, role: Role) -> Duration {
+pub async fn becomes(cluster: &Cluster, name: &str, role: Role) -> Duration {
     let begun = Instant::now();
     operator(cluster, Request::SetRole { node: name.into(), role }).await;
     let membership = if role == Role::Manager { Membership::Voter } else { Membership::None };
