@@ -1,4 +1,4 @@
-//! The official Python client: its lease lock, and the ConfigMap lock of releases before 37.
+//! The official Python client: its lease lock, and the ConfigMap lock of releases before 37. And the asynchronous one.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,8 +7,12 @@ use crate::harness::{Cluster, Kubeconfig, Program, fetched, here};
 
 /// One of the programs, in the virtual environment of a release.
 pub fn python(cluster: &Cluster, kubeconfig: &Kubeconfig, release: u32, words: [&str; 3]) -> Program {
+    python_of(cluster, kubeconfig, &format!("python-{release}"), words)
+}
+
+fn python_of(cluster: &Cluster, kubeconfig: &Kubeconfig, environment: &str, words: [&str; 3]) -> Program {
     let [program, lock, identity] = words;
-    let interpreter = fetched().join(format!("python-{release}/bin/python"));
+    let interpreter = fetched().join(environment).join("bin/python");
     let mut command = cluster.program(&interpreter, kubeconfig);
     command.arg(here().join("programs").join(program)).args([lock, identity]);
     // Their local times differ by 14 hours, which must not matter.
@@ -48,6 +52,25 @@ fn lease_lock_passes_on_with_larger_token_after_kill() {
     cid.wait_for_line("lease held by bob and has not expired");
     bob.kill();
     assert!(token(&cid.wait_for_line("cid leads with fencing token")) > second);
+}
+
+#[test]
+fn asynchronous_lease_lock_passes_on_after_kill() {
+    let cluster = Cluster::up();
+    let (through_manager, through_worker) = (cluster.kubeconfig(&[]), cluster.kubeconfig_at("n4"));
+    let start = |kubeconfig, identity| {
+        python_of(&cluster, kubeconfig, "python-asyncio", ["lease_lock_asyncio.py", "printer", identity])
+    };
+    let mut ann = start(&through_manager, "ann");
+    let first = token(&ann.wait_for_line("ann leads with fencing token"));
+    assert_eq!(cluster.lease("printer")["fencing_token"], first);
+    let mut bob = start(&through_worker, "bob");
+    bob.wait_for_line("lease held by ann and has not expired");
+    ann.kill();
+    let second = token(&bob.wait_for_line("bob leads with fencing token"));
+    let lease = cluster.lease("printer");
+    assert_eq!((&lease["holder"], &lease["fencing_token"]), (&"bob".into(), &second.into()));
+    assert!(second > first, "{second} > {first}");
 }
 
 #[test]
