@@ -109,7 +109,7 @@ async fn read(caller: &Caller, over: &AtomicBool, pages: &AtomicU64) -> Option<(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "full tier"]
-async fn event_reads_of_one_worker_unseat_no_leader() {
+async fn event_reads_of_one_worker_change_no_leader() {
     let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
     let mut cluster = Cluster::with_shipped_timing(program, 3, 2).await.expect("a cluster");
     let thief = cluster.node("n4").credentials().expect("an identity");
