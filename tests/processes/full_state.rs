@@ -1,4 +1,4 @@
-//! A state without room for more: what would make it larger is refused, and the cluster goes on.
+//! A state without room for more: what would make it larger is refused, and the cluster keeps serving.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

@@ -37,7 +37,7 @@ impl RunLogRequest<'_> {
         if !kept {
             return Err(not_kept(tables, run));
         }
-        // Whoever reads to the end of a log would read the same for ever.
+        // A client that asks for the next part until the end would read the same without end.
         if !text.is_empty() && next_offset <= self.offset.max(offset) {
             return Err(without_progress(tables, run, self.offset));
         }
