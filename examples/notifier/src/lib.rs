@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn full_disk_keeps_no_part_of_a_page() {
-        let mut disk = Disk(Vec::new(), 20);
+        let mut disk = Disk(Vec::new(), 16);
         for (page, fits) in [("7 one\n", true), ("8 two\n9 three\n", false), ("8 two\n", true)] {
             let end = disk.0.len();
             let written = append(&mut disk, page.as_bytes(), |disk| {

@@ -34,23 +34,34 @@ fn fresh() -> RequestId {
     RequestId::fresh(Clock.wall(), rand::random())
 }
 
+/// Acquires and releases a lease: two events. A busy machine may change its leader meanwhile, and an answer may be lost.
+async fn acquire_and_release(api: &mut Connection, lease: &LeaseRef, session: SessionId) -> Option<()> {
+    let holder = format!("ann-{}", session.0);
+    let acquire = LeaseRequest::Acquire { lease: lease.clone(), holder, session, duration_ms: 15_000 };
+    let held = api.call(Request::Lease(acquire), fresh(), ANSWER_TIMEOUT).await.ok()?;
+    let held: Value = serde_json::from_str(&held).ok()?;
+    let token = serde_json::from_value::<FencingToken>(held["fencing_token"].clone()).ok()?;
+    let release = LeaseRequest::Release { lease: lease.clone(), session, token };
+    api.call(Request::Lease(release), fresh(), ANSWER_TIMEOUT).await.ok().map(drop)
+}
+
 /// Fills the history with events of leases whose names are nearly as long as they may be.
 async fn fill_history(cluster: &Cluster, at: &str, who: &NodeCredentials) {
     let mut holders = JoinSet::new();
     for number in 0..HOLDERS {
         let caller = Caller::with(cluster.node(at).listen, Service::Api.alpn(), who).expect("good credentials");
-        let greeted = caller.greeted().await.unwrap_or_else(|no| panic!("{at} does not welcome a user: {no:?}"));
-        let mut api = Connection::over(greeted);
         holders.spawn(async move {
             let lease = LeaseRef { namespace: "default".to_owned(), name: format!("{}-{number}", "x".repeat(240)) };
-            for time in 1..=TIMES {
-                let (holder, session) = (format!("ann-{time}"), SessionId(u128::from(number << 32 | time)));
-                let acquire = LeaseRequest::Acquire { lease: lease.clone(), holder, session, duration_ms: 15_000 };
-                let held = api.call(Request::Lease(acquire), fresh(), ANSWER_TIMEOUT).await.expect("it is free");
-                let held: Value = serde_json::from_str(&held).expect("JSON");
-                let token = serde_json::from_value::<FencingToken>(held["fencing_token"].clone()).expect("a token");
-                let release = LeaseRequest::Release { lease: lease.clone(), session, token };
-                api.call(Request::Lease(release), fresh(), ANSWER_TIMEOUT).await.expect("it is released");
+            let mut times = 0;
+            while times < TIMES {
+                if let Ok(greeted) = caller.greeted().await {
+                    let mut api = Connection::over(greeted);
+                    let session = |times| SessionId(u128::from(number << 32 | times));
+                    while times < TIMES && acquire_and_release(&mut api, &lease, session(times)).await.is_some() {
+                        times += 1;
+                    }
+                }
+                sleep(REFUSED_PAUSE).await;
             }
         });
     }
