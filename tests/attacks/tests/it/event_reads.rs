@@ -56,7 +56,7 @@ async fn fill_history(cluster: &Cluster, at: &str, who: &NodeCredentials) {
             while times < TIMES {
                 if let Ok(greeted) = caller.greeted().await {
                     let mut api = Connection::over(greeted);
-                    let session = |times| SessionId(u128::from(number << 32 | times));
+                    let session = |times| SessionId(u128::from(number << 32 | (times + 1)));
                     while times < TIMES && acquire_and_release(&mut api, &lease, session(times)).await.is_some() {
                         times += 1;
                     }
