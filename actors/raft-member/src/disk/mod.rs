@@ -45,6 +45,7 @@ mod tests;
 mod thread;
 #[cfg(test)]
 mod torn_tests;
+pub mod trial;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

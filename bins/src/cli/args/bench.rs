@@ -1,5 +1,6 @@
 //! The arguments of `muster bench`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -41,6 +42,25 @@ pub enum BenchCommand {
     /// Run many agents in this process against a temporary cluster of three managers; show what they cost, and how long they take to join,
     /// to learn of a change, and to return when managers end
     Fleet(BenchFleet),
+    /// Measure what sealing costs on a disk, without a cluster: a manager's writes in clear and sealed in turn, and the pause while its data
+    /// key is replaced
+    Sealing(BenchSealing),
+}
+
+#[derive(Debug, Args)]
+pub struct BenchSealing {
+    /// Folder on the disk to measure, for temporary files [default: that of temporary files, which may be in memory]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Number of rounds; in each a new directory in clear is written, and a sealed one
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Number of batches of 64 entries of 1 KiB in each directory, one sync each
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=500))]
+    pub batches: u32,
+    /// Size of the state whose data key is replaced, in MiB
+    #[arg(long, default_value_t = 64, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub state: u32,
 }
 
 /// The most agents of a fleet: while one of its three managers is down, the other two have all sessions.
@@ -147,6 +167,23 @@ mod tests {
         ] {
             let refused = fleet(&format!("--agents {agents}")).unwrap_err().to_string();
             assert!(refused.contains(&why), "{refused}");
+        }
+    }
+
+    #[test]
+    fn sealing_is_measured_on_a_disk_of_choice() {
+        let sealing = |flags: &str| -> Result<BenchSealing, clap::Error> {
+            let words = ["muster", "bench", "sealing"].into_iter().chain(flags.split_whitespace());
+            let Command::Bench(args) = Cli::try_parse_from(words)?.command else { panic!("another command") };
+            let Some(BenchCommand::Sealing(sealing)) = args.command else { panic!("another benchmark") };
+            Ok(sealing)
+        };
+        let plain = sealing("").unwrap();
+        assert_eq!((plain.rounds, plain.batches, plain.state, plain.dir), (10, 200, 64, None));
+        let given = sealing("--dir /srv --rounds 1 --batches 500 --state 256").unwrap();
+        assert_eq!((given.batches, given.state, given.dir), (500, 256, Some(PathBuf::from("/srv"))));
+        for wrong in ["--rounds 0", "--batches 0", "--state 0", "--state 64MiB"] {
+            assert!(sealing(wrong).is_err(), "{wrong}");
         }
     }
 

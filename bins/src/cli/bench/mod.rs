@@ -1,4 +1,4 @@
-//! `muster bench`: load on a running cluster, times of role changes, the cost of holding many leases, and of many agents.
+//! `muster bench`: load on a running cluster, times of role changes, the cost of holding many leases, of many agents, and of sealed disks.
 
 mod access;
 mod fleet;
@@ -8,6 +8,7 @@ mod load;
 mod native;
 mod rest;
 mod roles;
+mod sealing;
 mod stats;
 mod temporary;
 
@@ -25,5 +26,6 @@ pub(super) async fn run(args: BenchArgs, out: Out, global: &Global) -> Outcome<u
         Some(BenchCommand::Roles { rounds }) => roles::run(rounds, out).await,
         Some(BenchCommand::Leases(args)) => leases::run(&args, out).await,
         Some(BenchCommand::Fleet(args)) => fleet::run(&args, out).await,
+        Some(BenchCommand::Sealing(args)) => sealing::run(args, out).await,
     }
 }

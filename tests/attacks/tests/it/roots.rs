@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use muster_attacks::caller::{ANSWER_TIMEOUT, Caller};
 use muster_attacks::cluster::{Cluster, until};
 use muster_kernel::Clock;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::Request;
 use muster_messages::{AuthorityState, ClusterRecord, RefusalReason, RootId, RootsView, UserKind};
 use muster_pki::{CsrKey, Issuer, UserProfile, make_csr, new_key};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::certificates::{REFUSED, cluster, forged, greeting_of, stolen_root, survey_of_stolen};
 
@@ -63,7 +65,28 @@ async fn open_nothing(cluster: &Cluster, managers: &[&str], credentials: &NodeCr
             let refused = [REFUSED[0], REFUSED[1], RefusalReason::Forbidden];
             assert!(reason.is_some_and(|reason| refused.contains(&reason)), "{name}, {service:?}: {reason:?}");
         }
+        let status = nodes_over_http(cluster, name, credentials).await;
+        assert!(!is_success(status), "{name}, HTTP: {status:?}");
     }
+}
+
+/// The status of an answer to a request for all nodes. `None`: the connection ends without one.
+async fn nodes_over_http(cluster: &Cluster, to: &str, credentials: &NodeCredentials) -> Option<u16> {
+    let caller = Caller::with(cluster.node(to).listen, &[b"http/1.1"], credentials).expect("they fit TLS");
+    let mut stream = caller.tls().await.ok()?;
+    let mut answer = Vec::new();
+    let talk = async {
+        let asked = stream.write_all(b"GET /v1/nodes HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+        if asked.is_ok() {
+            let _closed = stream.read_to_end(&mut answer).await;
+        }
+    };
+    tokio::time::timeout(ANSWER_TIMEOUT, talk).await.expect("an answer, or the end of the connection");
+    String::from_utf8_lossy(&answer).split(' ').nth(1)?.parse().ok()
+}
+
+fn is_success(status: Option<u16>) -> bool {
+    status.is_some_and(|status| (200..300).contains(&status))
 }
 
 /// The exercise of docs/recovery.md: a manager's disk is copied, the manager removed, the root replaced as compromised.
@@ -89,6 +112,8 @@ async fn stolen_root_key_opens_nothing_once_the_root_is_revoked() {
     let before = forged(&stolen, &victim, Duration::ZERO);
     open_nothing(&cluster, &["n1", "n2"], &before).await;
     assert_eq!(greeting_of(&cluster, "n1", Service::Api, &real).await, None);
+    let status = nodes_over_http(&cluster, "n1", &real).await;
+    assert!(is_success(status), "what opens nothing below is a request that is answered: {status:?}");
 
     cluster.ask("n1", Request::RootRotate { prepare: false, compromised: true }).await.expect("begun");
     all_renewed(&cluster, old).await;
