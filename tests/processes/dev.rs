@@ -126,6 +126,30 @@ fn dev_up_starts_nodes_that_have_ended() {
     all_gone(&running);
 }
 
+/// It says at once which manager needs the key, and waits for it; the worker waits for the manager.
+#[test]
+#[ignore = "full tier"]
+fn dev_up_names_locked_managers_and_waits() {
+    let (_permit, folder) = permit_and_folder();
+    EndedMuster::new(folder.path(), &["dev", "up", "--managers", "1", "--workers", "1", "--detach"]).ended(0);
+    let on = asked(folder.path(), &["autolock", "on", "--wait=60s"]);
+    EndedMuster::new(folder.path(), &["dev", "down"]).ended(0);
+
+    let mut up = ForegroundMuster::start(folder.path(), &["dev", "up", "--detach"]);
+    up.wait_for_line(&format!("locked: needs version {} of the unlock key", on["version"]));
+    let line = up.seen().lines().find(|line| line.contains("locked: needs")).expect("it was read").to_owned();
+    assert!(line.starts_with("n1 ") && line.contains("n1/muster.sock`"), "{line}");
+    assert!(up.id.is_alive(), "it waits");
+    let key = folder.path().join("key");
+    std::fs::write(&key, on["key"].as_str().expect("a key")).expect("the folder is writable");
+    let socket = folder.path().join(".muster/n1/muster.sock");
+    let [socket, key] = [&socket, &key].map(|path| path.to_str().expect("the folder's path is text"));
+    EndedMuster::new(folder.path(), &["--socket", socket, "unlock", "--key-file", key]).ended(0);
+    up.wait_for_line("2 nodes are up after");
+    assert_eq!(up.exit(), Some(0));
+    EndedMuster::new(folder.path(), &["dev", "down"]).ended(0);
+}
+
 /// B16: a node removed while it was down learns it at the next start, and never becomes ready.
 #[test]
 #[ignore = "full tier"]

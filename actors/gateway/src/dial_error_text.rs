@@ -86,7 +86,7 @@ impl DialError {
                 Some("is the address right, and do the firewalls let it through?")
             }
             DialError::Clock { .. } => Some("compare the clocks of both machines (date -u) and correct the wrong one"),
-            DialError::Tls { source, .. } => tls_help(source),
+            DialError::Tls { source, .. } => tls_help(source).or_else(|| closed_help(source)),
             DialError::Timeout { stage: Stage::Tls, .. } => Some(
                 "the process that listens there is overloaded or does not speak TLS: is this musterd's --listen address?",
             ),
@@ -94,6 +94,15 @@ impl DialError {
             _ => None,
         }
     }
+}
+
+/// A locked daemon accepts connections and closes them; a gateway does so with connections beyond its limits.
+fn closed_help(failed: &io::Error) -> Option<&'static str> {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(failed.kind(), UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe).then_some(
+        "it was closed before the handshake: with autolock on, is that manager locked (`muster status` at its socket)? Otherwise it has too many \
+         connections, or is not musterd",
+    )
 }
 
 fn tls_help(failed: &io::Error) -> Option<&'static str> {

@@ -44,6 +44,12 @@ pub enum BugInjection {
     ShareEventQuota,
     /// The feature level is raised without a check at apply (breaks LEVEL-3).
     RaiseWithoutCheck,
+    /// The former root stays active when another one is activated (breaks ROOT-1).
+    KeepFormerActive,
+    /// A root keeps its key when it is retired or revoked (breaks ROOT-4).
+    KeepRetiredKey,
+    /// The certificates that lead from a root to those before it are not recorded (breaks ROOTPATH-1).
+    DropCrosses,
     /// Former unlock keys are deleted with the next one (breaks SEAL-9).
     DeleteFormerKeys,
     /// A change of the autopilot begins while another one has not ended (breaks AUTO-4).

@@ -86,6 +86,12 @@ pub enum Bug {
     ActivateUnacknowledged,
     /// A root is retired although members have certificates of it.
     RetireWhileBehind,
+    /// The former root stays active when another one is activated.
+    KeepFormerActive,
+    /// A root keeps its key when it is retired or revoked.
+    KeepRetiredKey,
+    /// No certificates lead from a root to those before it.
+    DropCrosses,
     /// An agent acknowledges roots before they are on disk.
     AcknowledgeUnwrittenRoots,
     /// An agent trusts roots for which no trusted root vouches.
@@ -119,7 +125,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 59] = [
+    pub const ALL: [Bug; 62] = [
         Bug::AckBeforeSync,
         Bug::VoteBeforeSync,
         Bug::VoteTwice,
@@ -164,6 +170,9 @@ impl Bug {
         Bug::RecordAheadOfLevel,
         Bug::ActivateUnacknowledged,
         Bug::RetireWhileBehind,
+        Bug::KeepFormerActive,
+        Bug::KeepRetiredKey,
+        Bug::DropCrosses,
         Bug::AcknowledgeUnwrittenRoots,
         Bug::AcceptUnvouchedRoots,
         Bug::CountUnrecordedOfWithdrawnRoot,
@@ -225,6 +234,9 @@ impl Bug {
             Bug::RecordAheadOfLevel => &["LEVEL-4"],
             Bug::ActivateUnacknowledged => &["ROOT-2"],
             Bug::RetireWhileBehind => &["ROOT-3"],
+            Bug::KeepFormerActive => &["ROOT-1"],
+            Bug::KeepRetiredKey => &["ROOT-4"],
+            Bug::DropCrosses => &["ROOTPATH-1"],
             Bug::AcknowledgeUnwrittenRoots => &["AGENT-13"],
             Bug::AcceptUnvouchedRoots => &["PKI-9"],
             Bug::CountUnrecordedOfWithdrawnRoot => &["ADMIT-9"],
@@ -262,6 +274,9 @@ impl Bug {
             Some(Bug::AcceptReportedNames) => Some(store::BugInjection::AcceptReportedNames),
             Some(Bug::ShareEventQuota) => Some(store::BugInjection::ShareEventQuota),
             Some(Bug::RaiseWithoutCheck) => Some(store::BugInjection::RaiseWithoutCheck),
+            Some(Bug::KeepFormerActive) => Some(store::BugInjection::KeepFormerActive),
+            Some(Bug::KeepRetiredKey) => Some(store::BugInjection::KeepRetiredKey),
+            Some(Bug::DropCrosses) => Some(store::BugInjection::DropCrosses),
             Some(Bug::DeleteFormerKeys) => Some(store::BugInjection::DeleteFormerKeys),
             Some(Bug::BeginTwice) => Some(store::BugInjection::BeginTwice),
             Some(Bug::ForgetPersons) => Some(store::BugInjection::ForgetPersons),

@@ -112,3 +112,24 @@ async fn first_frame_leaves_before_the_managers_greeting() {
     assert_eq!(dialed.expect("the manager has got the frame, and greets").node, id(2));
     assert_eq!(served.await.unwrap(), Some(FIRST.to_vec()));
 }
+
+/// What a locked daemon's port does, whether it has read the first bytes or not.
+#[tokio::test]
+async fn connection_that_is_closed_at_once_hints_at_a_lock() {
+    let world = World::new();
+    for reads in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let locked = tokio::spawn(async move {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            if reads {
+                tokio::io::AsyncReadExt::read(&mut tcp, &mut [0; 4096]).await.unwrap();
+            }
+        });
+        let failed = dialer(&world.node(3, Role::Worker, 6)).dial(&addr, Service::Agent, None).await.unwrap_err();
+        locked.await.unwrap();
+        assert!(matches!(failed, DialError::Tls { .. }), "{failed:?}");
+        let text = failed.full_text();
+        assert!(text.contains("is that manager locked"), "{text}");
+    }
+}

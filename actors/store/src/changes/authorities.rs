@@ -13,6 +13,7 @@ use muster_messages::{
 };
 
 use super::*;
+use crate::bugs::is_injected;
 
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityChange) -> Result<(), CommandRefusal> {
     certificates::at_identity_level(tables)?;
@@ -259,13 +260,17 @@ fn activate(
             keeps_majority(tables, former, |node| !tables.has_digest(node))?;
             replace_default_tokens(tables, stamp, tokens);
         }
-        set_state(tables, stamp, former, AuthorityState::Retiring);
+        if !is_injected(BugInjection::KeepFormerActive) {
+            set_state(tables, stamp, former, AuthorityState::Retiring);
+        }
     }
     set_state(tables, stamp, id, AuthorityState::Active);
     let root = root_mut(tables, id);
     root.activated_at = Some(stamp.wall);
     root.crosses.retain(|old| crosses.iter().all(|new| new.by != old.by));
-    root.crosses.extend_from_slice(crosses);
+    if !is_injected(BugInjection::DropCrosses) {
+        root.crosses.extend_from_slice(crosses);
+    }
     if let Some(cluster) = &mut tables.cluster {
         let cluster = Arc::make_mut(cluster);
         (cluster.root_cert_pem, cluster.root_key_pem, cluster.revision) = (cert_pem, key, stamp.at);
@@ -413,7 +418,9 @@ fn withdraw(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, state: Authority
     }
     set_state(tables, stamp, id, state);
     let root = root_mut(tables, id);
-    root.key_pem = None;
+    if !is_injected(BugInjection::KeepRetiredKey) {
+        root.key_pem = None;
+    }
     root.retired_at = root.retired_at.or(Some(stamp.wall));
 }
 

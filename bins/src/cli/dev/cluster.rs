@@ -8,15 +8,24 @@ use futures_util::future::join_all;
 use muster_client::{Client, Failure, Outcome, parse};
 use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, answers, free_address, pause};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, Role, StatusView, Trouble};
+use muster_messages::{ErrorCode, LockedView, Revision, Role, StatusView, Trouble};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::state::{NodeState, State};
 use super::steps::nodes;
 
-/// Called when a node is ready, with the time since its start.
-pub type Report<'a> = &'a mut dyn FnMut(&NodeState, Duration);
+/// Called with each news of a node that is started.
+pub type Report<'a> = &'a mut dyn FnMut(&NodeState, News);
+
+/// News of a node that is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// It serves, so long after the start.
+    Ready(Duration),
+    /// Its disk is sealed: it waits for this version of the cluster's unlock key.
+    Locked(Revision),
+}
 
 /// The time limit of a request to any node of the cluster, elections included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -29,6 +38,9 @@ const END_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often a node that is not ready is asked for the reason.
 const ASK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long a start waits for a person who unlocks managers, at least.
+const UNLOCK_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The configuration of all nodes, in the cluster's folder.
 const CONFIG_FILE: &str = "musterd.toml";
@@ -148,17 +160,36 @@ impl LocalCluster {
         let waits = started.filter_map(|(i, node)| Some((i, node.process().ok()?)));
         let (nodes, dir, resumed) = (&self.state.nodes, &self.dir, matches!(entry, Entry::Resume));
         let report = std::cell::RefCell::new(report);
+        // When one of them was last seen locked.
+        let locked_at = std::cell::Cell::new(None);
         let waits = waits.map(async |(i, process)| {
             let socket = dir.join(&nodes[i].name).join("muster.sock");
+            let ready = async {
+                loop {
+                    let asked = Instant::now();
+                    match process.ready().await {
+                        // A person has to come, also for the nodes that wait for a manager.
+                        Err(_) if begun.elapsed() < UNLOCK_TIMEOUT && locked_at.get().is_some_and(|at| at > asked) => {}
+                        outcome => break outcome,
+                    }
+                }
+            };
+            let told = std::cell::Cell::new(false);
+            let is_locked = |version: Revision| {
+                locked_at.set(Some(Instant::now()));
+                if !told.replace(true) {
+                    report.borrow_mut()(&nodes[i], News::Locked(version));
+                }
+            };
             let outcome = tokio::select! {
-                outcome = process.ready() => outcome.map(|ready| ready.map_or_else(Start::Ended, |_| Start::Ready)),
-                () = wait_until_removed(&socket), if resumed => {
+                outcome = ready => outcome.map(|ready| ready.map_or_else(Start::Ended, |_| Start::Ready)),
+                () = wait_until_removed(&socket, is_locked), if resumed => {
                     process.stop().await;
                     Ok(Start::Removed)
                 }
             };
             if let Ok(Start::Ready) = outcome {
-                report.borrow_mut()(&nodes[i], begun.elapsed());
+                report.borrow_mut()(&nodes[i], News::Ready(begun.elapsed()));
             }
             (i, outcome)
         });
@@ -318,17 +349,43 @@ enum Start {
 }
 
 /// Waits until a node reports that it was removed from its cluster. A node that was down during its removal learns of it only
-/// now. It then serves its socket with that reason until it is stopped, and never becomes ready.
-async fn wait_until_removed(socket: &Path) {
+/// now. It then serves its socket with that reason until it is stopped, and never becomes ready. Meanwhile calls `is_locked` whenever it
+/// is, with the version of the key that it needs.
+async fn wait_until_removed(socket: &Path, is_locked: impl Fn(Revision)) {
     loop {
         tokio::time::sleep(ASK_INTERVAL).await;
         let mut client = Client::to_socket(socket, Duration::from_secs(1));
-        let answer = client.ask::<StatusView>(Request::Status { fresh: false }).await;
+        let answer = client.call(Request::Status { fresh: false }).await.and_then(|text| parse::<Value>(&text));
+        match Starting::of(answer) {
+            Starting::Removed => return,
+            Starting::Locked(version) => is_locked(version),
+            Starting::Other => {}
+        }
+    }
+}
+
+/// What a node that is not ready answers.
+#[derive(Debug, PartialEq)]
+enum Starting {
+    Removed,
+    Locked(Revision),
+    Other,
+}
+
+impl Starting {
+    fn of(status: Outcome<Value>) -> Self {
+        let status = match status {
+            Ok(status) => status,
+            Err(failure) if failure.is(ErrorCode::Removed) || failure.is(ErrorCode::Blocked) => return Self::Removed,
+            Err(_) => return Self::Other,
+        };
+        if let Ok(LockedView { locked, version, .. }) = serde_json::from_value(status.clone()) {
+            return if locked { Self::Locked(version) } else { Self::Other };
+        }
         let removed = |trouble: &str| [Trouble::Blocked, Trouble::Removed].iter().any(|end| end.to_string() == trouble);
-        match answer {
-            Ok(status) if status.this.trouble.as_deref().is_some_and(removed) => return,
-            Err(failure) if failure.is(ErrorCode::Removed) || failure.is(ErrorCode::Blocked) => return,
-            _ => {}
+        match serde_json::from_value::<StatusView>(status) {
+            Ok(status) if status.this.trouble.as_deref().is_some_and(removed) => Self::Removed,
+            _ => Self::Other,
         }
     }
 }
@@ -338,4 +395,24 @@ fn local_node(dir: &Path, state: &NodeState) -> LocalNode {
     let mut node = LocalNode::new(dir, &state.name, state.listen);
     node.log_file = node.folder.join("musterd.log");
     node
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn locked_and_removed_nodes_say_why_they_are_not_ready() {
+        let locked =
+            |locked: bool| json!({"locked": locked, "node": null, "version": 418, "since": null, "unattended": null});
+        assert_eq!(Starting::of(Ok(locked(true))), Starting::Locked(Revision(418)));
+        assert_eq!(Starting::of(Ok(locked(false))), Starting::Other, "it was unlocked a moment ago");
+        for code in [ErrorCode::Removed, ErrorCode::Blocked] {
+            assert_eq!(Starting::of(Err(Failure::new(code, "it was removed"))), Starting::Removed);
+        }
+        assert_eq!(Starting::of(Err(Failure::new(ErrorCode::Unreachable, "no socket"))), Starting::Other);
+        assert_eq!(Starting::of(Ok(json!({}))), Starting::Other);
+    }
 }

@@ -17,7 +17,7 @@ use muster_client::{Failure, Outcome};
 use muster_local_cluster::{Lifetime, free_address, stop_all};
 use serde_json::{Value, json};
 
-use self::cluster::LocalCluster;
+use self::cluster::{LocalCluster, News};
 use self::state::{FolderLock, NodeState, State};
 use super::args::{DevCommand, Global};
 use super::duration::format_duration;
@@ -44,15 +44,7 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     let state = resume_or_plan(dir, managers, workers, out)?;
     let lifetime = if detach { Lifetime::Detached } else { Lifetime::Tied };
     let mut cluster = LocalCluster::prepare(dir, state, lifetime)?;
-    let mut report = |node: &NodeState, took: Duration| {
-        out.say(format!(
-            "{:<4} {:<8} {:<16} ready after {}",
-            node.name,
-            node.role.to_string(),
-            node.listen,
-            format_duration(took)
-        ));
-    };
+    let mut report = |node: &NodeState, news: News| out.say(started(node, news, dir));
     let started = tokio::select! {
         outcome = cluster.up(&mut report) => outcome,
         word = interrupts.next() => Err(Failure::internal(format!("{word} before the cluster was up"))),
@@ -67,6 +59,18 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     }
     run_in_foreground(&mut cluster, &mut interrupts, dir, out).await;
     Ok(0)
+}
+
+/// A line about a node that is started.
+fn started(node: &NodeState, news: News, dir: &Path) -> String {
+    let news = match news {
+        News::Ready(took) => format!("ready after {}", format_duration(took)),
+        News::Locked(version) => format!(
+            "locked: needs version {version} of the unlock key; unlock it from another terminal: `muster unlock --socket {}`",
+            dir.join(&node.name).join("muster.sock").display()
+        ),
+    };
+    format!("{:<4} {:<8} {:<16} {news}", node.name, node.role.to_string(), node.listen)
 }
 
 /// Locks the folder, or reports what runs in it. With `detach`, nodes in the background may run: the others are started beside them.
@@ -198,4 +202,19 @@ async fn down(dir: &Path, out: Out) -> Outcome<u8> {
         ));
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locked_node_comes_with_the_command_that_unlocks_it() {
+        let state = State::plan(1, 0, free_address).unwrap();
+        let line = started(&state.nodes[0], News::Locked(muster_messages::Revision(418)), Path::new("/c"));
+        assert!(line.starts_with("n1 ") && line.contains("version 418"), "{line}");
+        assert!(line.contains("`muster unlock --socket /c/n1/muster.sock`"), "{line}");
+        let line = started(&state.nodes[0], News::Ready(Duration::from_secs(2)), Path::new("/c"));
+        assert!(line.contains("ready after 2"), "{line}");
+    }
 }

@@ -103,6 +103,9 @@ bugs_detected! {
     Rotations {
         detects_roots_that_sign_before_they_are_known: ActivateUnacknowledged,
         detects_roots_retired_while_members_need_them: RetireWhileBehind,
+        detects_two_roots_that_sign: KeepFormerActive,
+        detects_keys_of_retired_roots_that_are_kept: KeepRetiredKey,
+        detects_roots_without_a_path_from_earlier_ones: DropCrosses,
         detects_roots_acknowledged_before_they_are_on_disk: AcknowledgeUnwrittenRoots,
         detects_roots_trusted_without_a_voucher: AcceptUnvouchedRoots,
         detects_unrecorded_certificates_of_withdrawn_roots: CountUnrecordedOfWithdrawnRoot,
