@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_gateway::Dialer;
 use muster_messages::protocol::{NodeCredentials, Service};
@@ -137,6 +137,51 @@ fn workloads_outlive_their_actor_and_the_leader() {
     world.node("n1").kill();
     let (held, _third) = identities(&world, &socket, 1);
     assert!(held == before, "what is held is served without a leader");
+}
+
+/// Nearly as many as a user may have, over a few connections.
+const CONNECTIONS: usize = 13;
+const STREAMS_OF_CONNECTION: usize = 30;
+
+/// Each stream goes on and gets the next root: a program that misses it refuses the others.
+#[test]
+#[ignore = "full tier"]
+fn hundreds_of_streams_follow_a_root_rotation() {
+    let mut world = World::with(1, 1);
+    let socket = serves(&mut world, "n2");
+    world.muster(&["workload", "set", "shop/web", "--selector", &own_uid(), "--yes"]).ended(0);
+    let one_root = identities(&world, &socket, 1).0[0].bundle.len();
+    let mut streams: Vec<Svids> = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let client = world.wait_for(WorkloadClient::connect(&socket)).expect("it is served");
+        for _ in 0..STREAMS_OF_CONNECTION {
+            // A user has 50 a second after the first 200; a client that is refused comes back.
+            streams.push(eventually("one more stream", || {
+                let mut client = client.clone();
+                world.wait_for(async {
+                    let mut stream = client.fetch_x509_svid().await.ok()?;
+                    let first = timeout(LIMIT, stream.message()).await.expect("an answer").ok()??;
+                    assert_eq!(first.svids[0].bundle.len(), one_root);
+                    Some(stream)
+                })
+            }));
+        }
+    }
+    let begun = Instant::now();
+    world.muster(&["ca", "rotate", "--wait=300s"]).ended(0);
+    let rotated = begun.elapsed();
+    for stream in &mut streams {
+        world.wait_for(async {
+            loop {
+                let next = timeout(LIMIT, stream.message()).await.expect("a message in time");
+                let next = next.expect("the stream goes on").expect("a stream ends with a status");
+                if next.svids[0].bundle.len() > one_root {
+                    return;
+                }
+            }
+        });
+    }
+    println!("rotated after {rotated:?}, {} streams have the next root after {:?}", streams.len(), begun.elapsed());
 }
 
 /// SPIFFE-3, at a real port with a certificate that a program got.

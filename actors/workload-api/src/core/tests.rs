@@ -3,6 +3,7 @@
 use super::*;
 
 mod jwts;
+mod many;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -99,13 +100,17 @@ impl World {
     }
     /// Lets time pass, and answers every question about a process: its user is `uid`.
     fn pass(&mut self, time: Duration, uid: u32) {
+        self.pass_as(time, |_| uid);
+    }
+    /// The same, with the user of each stream.
+    fn pass_as(&mut self, time: Duration, uid_of: impl Fn(u64) -> u32) {
         let until = self.now + time;
         loop {
             while let Some(id) = self.out.iter().find_map(|effect| match effect {
                 Effect::Attest(id, _) => Some(id.0),
                 _ => None,
             }) {
-                self.attest(id, user(uid));
+                self.attest(id, user(uid_of(id)));
             }
             let next = self.core.wake_at(self.now, self.wall).unwrap_or(until).min(until);
             let next = if next <= self.now { self.now + Duration::from_millis(1) } else { next };
