@@ -10,7 +10,9 @@ use muster_messages::wire::Request;
 use muster_messages::{Liveness, Membership, NodeView, Role};
 use serde_json::Value;
 
+use crate::autolock::{file, key_of, restarted_locked, switched_on};
 use crate::harness::{MUSTERD, WAIT_LIMIT, World, between_checks, eventually, eventually_so};
+use crate::rotation::{AT_ONCE, roots, trusted_by};
 
 const FORCE: &str = "--force-new-cluster";
 
@@ -232,6 +234,77 @@ fn backup_restores_cluster_on_empty_machine() {
     world.node("n9").stop();
     let (code, _, said) = at_once(&world.node("n9").folder.clone(), &flags);
     assert!(code == Some(6) && said.contains("needs an empty directory"), "{code:?}: {said}");
+}
+
+/// The data is sealed for a recovery as for any start: nothing is read or changed without the key, and the recovered cluster keeps it.
+#[test]
+#[ignore = "full tier"]
+fn forced_recovery_under_autolock_needs_the_key() {
+    let mut world = World::with(2, 0);
+    let on = switched_on(&world);
+    let key = file(&world, "key", key_of(&on));
+    for name in ["n2", "n1"] {
+        world.node(name).kill();
+    }
+    let folder = world.node("n1").folder.clone();
+    let before = all_files(&folder);
+    let (code, plan, said) = at_once(&folder, &[FORCE, "--print-plan"]);
+    assert!(code == Some(5) && said.contains("--unlock-key-file") && plan.is_empty(), "{code:?}: {plan}{said}");
+    let (code, plan, said) = at_once(&folder, &[FORCE, "--print-plan", "--unlock-key-file", &key]);
+    assert!(code == Some(0) && plan.contains("worker now   n2 ("), "{code:?}: {plan}{said}");
+    assert!(before == all_files(&folder), "a plan changes nothing");
+
+    restarted_locked(&mut world, "n1", &[FORCE]);
+    let keyring = folder.join("identity/keyring.json");
+    assert!(before.contains_key(&keyring) && !folder.join("identity/recovery.json").exists(), "nothing has begun");
+    world.muster_at("n1", &["unlock", "--key-file", &key]).ended(0);
+    world.node("n1").ready();
+    assert!(incarnation(&world, "n1") > 1);
+    let kept = world.muster(&["autolock", "key"]).ended(0).json();
+    assert_eq!(key_of(&kept), key_of(&on), "the recovered cluster has the key");
+    assert!(kept["version"].as_u64() > on["version"].as_u64(), "under another version: {kept}");
+    eventually_so("its keyring follows", || {
+        let status = world.muster_insists(&["autolock", "status"]);
+        let own = status["managers"].as_array().and_then(|all| all.iter().find(|manager| manager["name"] == "n1"));
+        own.is_some_and(|own| own["state"] == "sealed" && own["version"] == kept["version"])
+    });
+
+    // The former manager needs its key once more, and none as a worker.
+    restarted_locked(&mut world, "n2", &[]);
+    world.muster_at("n2", &["unlock", "--key-file", &key]).ended(0);
+    eventually_so("a former manager is a worker", || world.seen("n1", "n2").is_some_and(|n| is_settled_worker(&n)));
+    let keyring = world.node("n2").folder.join("identity/keyring.json");
+    eventually_so("its keyring is not in use any more", || !keyring.exists());
+    world.node("n2").kill();
+    world.node("n2").start(&[]).ready();
+    restarted_locked(&mut world, "n1", &[]);
+    world.muster_at("n1", &["unlock", "--key-file", &key]).ended(0);
+    world.node("n1").ready();
+}
+
+/// The backup signs with the root of its time: who trusts that one comes back, who trusts only the later one does not.
+#[test]
+#[ignore = "full tier"]
+fn backup_from_before_a_rotation_signs_with_its_own_root() {
+    let mut world = World::with_settings(AT_ONCE, 1, 2);
+    let file = world.folder().join("cluster.backup");
+    let path = file.to_str().expect("the path is text").to_owned();
+    world.muster(&["backup", &path]).ended(0);
+    let old = roots(&world, "n1").active.expect("a root signs");
+    world.node("n3").kill();
+    world.muster(&["ca", "rotate", "--wait=300s"]).ended(0);
+    let new = roots(&world, "n1").active.expect("a root signs");
+    eventually_so("n2 trusts the later root only", || trusted_by(&mut world, "n2") == [new]);
+    world.node("n1").kill();
+
+    world.node("n9").listen = world.node("n1").listen;
+    world.node("n9").start(&["--restore", &path]).ready();
+    world.muster_at("n9", &["recovery", "open"]).ended(0);
+    assert_eq!(roots(&world, "n9").active, Some(old));
+    world.node("n3").start(&[]).ready();
+    eventually_so("n3 is back", || world.seen("n9", "n3").is_some_and(|node| is_settled_worker(&node)));
+    eventually_so("n2 says why it is not", || world.nodes_log("n2").contains("belongs to another cluster"));
+    assert_eq!(trusted_by(&mut world, "n2"), [new], "what it trusts has not changed");
 }
 
 /// Removals and revocations after the backup are lost in it. No node is admitted before the operator has repeated them,
