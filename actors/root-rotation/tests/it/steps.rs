@@ -377,6 +377,22 @@ fn last_of_three_rotations_wins() {
     assert!(world.log.authorities.roots.len() <= 3);
 }
 
+/// Five operators ask ten times each before anything is applied. `World::apply` checks that one root signs at each revision.
+#[test]
+fn fifty_rotations_at_once_end_with_the_last_root() {
+    let mut world = World::new(3, 2);
+    world.hold = true;
+    let wish = RootsChange::Rotate { automatic: true, compromised: false };
+    let asked: Vec<_> = (0..50).map(|number| world.request(wish.clone(), 5_000 + number)).collect();
+    world.hold = false;
+    world.settle();
+    world.run();
+    let last = asked.iter().rev().find_map(|ask| world.changed(*ask).ok()?.root);
+    assert_eq!((Some(world.active()), world.behind()), (last, vec![]));
+    let roots = world.log.authorities.roots.values().filter(|root| root.state == Active).count();
+    assert!(roots == 1 && world.log.authorities.roots.len() <= 2, "those that never signed are gone");
+}
+
 /// The table is full of roots that only lead to others: the oldest makes room.
 #[test]
 fn rotations_go_on_when_the_table_of_roots_is_full() {
