@@ -382,8 +382,8 @@ fn last_of_three_rotations_wins() {
 fn fifty_rotations_at_once_end_with_the_last_root() {
     let mut world = World::new(3, 2);
     world.hold = true;
-    let wish = RootsChange::Rotate { automatic: true, compromised: false };
-    let asked: Vec<_> = (0..50).map(|number| world.request(wish.clone(), 5_000 + number)).collect();
+    let change = RootsChange::Rotate { automatic: true, compromised: false };
+    let asked: Vec<_> = (0..50).map(|number| world.request(change.clone(), 5_000 + number)).collect();
     world.hold = false;
     world.settle();
     world.run();
