@@ -1,6 +1,7 @@
 //! Reads: linearizable from the local replica after a read index; with the leader's conditions where they matter; from
 //! the local replica, marked stale, where there is no quorum and the contract allows it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::Clock;
@@ -62,7 +63,8 @@ impl Reads<'_> {
     }
 
     /// Waits for a change of the node here, so that the leader is asked when there is something new to be read; what only the
-    /// leader knows, a failed dial-back for example, is read after `wait` at the latest.
+    /// leader knows, a failed dial-back for example, is read after `wait` at the latest. A role change that this manager sees end
+    /// is answered from its own replica, marked stale: the caller compares generations, so that an older state ends no wait.
     pub async fn watch_node(&self, node: &str, seen: u64, wait: Duration) -> Result<String, ErrorBody> {
         let Work { manager, asked, .. } = self.work;
         let mut changes = manager.replica.clone();
@@ -70,24 +72,47 @@ impl Reads<'_> {
         let digest = |replica: &Replica| id.map_or(0, |id| core::node_digest(&replica.tables, id));
         let changed = changes.wait_for(|replica| digest(replica) != seen);
         let _in_time = tokio::time::timeout(wait.min(asked.left()), changed).await.is_ok();
-        // Before the leader is asked: a change in between ends the next wait at once.
-        let seen = digest(&manager.replica.borrow());
         let request = Request::NodeInspect { node: node.to_owned(), fresh: false };
         let inspect = Asked { request, ..asked.clone() };
-        let node = Reads { work: Work { asked: &inspect, ..self.work } }.staleable(false).await?;
+        let inspect = Reads { work: Work { asked: &inspect, ..self.work } };
+        let mut settling = manager.replica.clone();
+        // Before the leader is asked: a change in between ends the next wait at once.
+        let known = digest(&settling.borrow());
+        // The first answer, and that to a caller which has seen this state already, is the leader's.
+        let ends = |replica: &Replica| {
+            let settled = id.is_some_and(|id| replica.tables.is_settled(id));
+            seen != 0 && settled && digest(replica) != seen
+        };
+        let settled = async {
+            let own = settling.wait_for(|replica| ends(replica)).await.map(|replica| Arc::clone(&replica));
+            match own {
+                Ok(own) => own,
+                // The manager runtime has ended; the answer of the leader, or its absence, is what is left.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        let (seen, node) = tokio::select! {
+            biased;
+            own = settled => (digest(&own), inspect.render_marked(&own).await?),
+            answer = inspect.staleable(false) => (known, answer?),
+        };
         Ok(format!("{{\"seen\":{seen},\"node\":{node}}}"))
     }
 
     /// After this wait for a quorum.
     async fn render_stale(&self, waited: Duration) -> Result<String, ErrorBody> {
         self.work.service.quorum_wait.was_in_vain(waited);
-        let replica = self.work.local();
-        let as_of = replica.tables.last_event().map_or_else(|| Clock.wall(), |e| e.at);
         // A stale replica does not know what came after it: it never denies a node.
-        self.render(&replica, Some(as_of)).await.map_err(|error| match error.code {
+        self.render_marked(&self.work.local()).await.map_err(|error| match error.code {
             ErrorCode::NotFound => self.work.no_quorum(&error.message),
             _ => error,
         })
+    }
+
+    /// The answer of this manager's own replica, marked as such.
+    async fn render_marked(&self, replica: &Replica) -> Result<String, ErrorBody> {
+        let as_of = replica.tables.last_event().map_or_else(|| Clock.wall(), |e| e.at);
+        self.render(replica, Some(as_of)).await
     }
 
     async fn render(&self, replica: &Replica, stale: Option<WallTime>) -> Result<String, ErrorBody> {

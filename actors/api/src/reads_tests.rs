@@ -6,12 +6,13 @@ use muster_kernel::{Recipient, Undeliverable};
 use muster_messages::protocol::{RaftMemberMsg, ReadError};
 use muster_messages::wire::{ApiCall, Request};
 use muster_messages::*;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::ManagerPorts;
 use crate::service::Service;
-use crate::tests::{World, leading, runtime, service, tables};
+use crate::tests::{World, leading, runtime, service, tables, unreachable_actor};
 
 fn id() -> NodeId {
     NodeId::from_entropy(7)
@@ -110,4 +111,70 @@ async fn quorum_that_is_gone_is_waited_for_once() {
     assert_eq!(asked(&manager, false).await, (0, Some(false)));
     quorum.store(false, Ordering::Relaxed);
     assert_eq!(asked(&manager, false).await, (1_500, Some(true)), "the next loss may be an election");
+}
+
+/// The replica of a follower on which a node is settled in this role, by a certificate of this serial.
+fn settled_on_follower(role: Role, serial: &str) -> Arc<Replica> {
+    let mut tables = with_node(role);
+    let mut node = NodeRecord::clone(&tables.nodes[&id()]);
+    let (granted, not_after, state) = (Some(node.granted), WallTime(1), CertificateState::Issued);
+    node.certificate = Some(CertificateRecord { role, serial: serial.to_owned(), granted, not_after, state });
+    node.role = role;
+    tables.nodes.insert(node.id, Arc::new(node));
+    if role == Role::Manager {
+        let member = Member { node: id(), raft_id: RaftId(4), addr: String::new(), voter: true };
+        tables.members.insert(member.raft_id, member);
+    }
+    assert!(tables.is_settled(id()));
+    on_follower(tables)
+}
+
+fn on_follower(tables: Tables) -> Arc<Replica> {
+    Arc::new(Replica {
+        tables,
+        raft: RaftStatus { leader_node: Some(NodeId::from_entropy(2)), ..RaftStatus::default() },
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn follower_sees_the_end_of_a_role_change_itself() {
+    let published = watch::Sender::new(settled_on_follower(Role::Worker, "a"));
+    let answering = Arc::new(AtomicBool::new(true));
+    let leader = Arc::clone(&answering);
+    let call: crate::PeerCalls = Arc::new(move |_, _, _| {
+        let answering = leader.load(Ordering::Relaxed);
+        Box::pin(async move { if answering { Ok(b"{}".to_vec()) } else { std::future::pending().await } })
+    });
+    let follower = runtime(published.subscribe(), unreachable_actor());
+    let follower = ManagerPorts { call, ..Arc::into_inner(follower).unwrap() };
+    let in_force = watch::Sender::new(Some(Arc::new(follower)));
+    let service = service(in_force.subscribe());
+    let answer = async |seen| {
+        let call = ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 60_000, request: watch(seen) };
+        let text = service.answer(Principal::Operator, call).await.unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    // Settled as a worker: that may be the state before the request, so the leader is asked.
+    let first = answer(0).await;
+    assert_eq!(first["node"], serde_json::json!({}), "the leader's");
+    answering.store(false, Ordering::Relaxed);
+
+    let began = Instant::now();
+    let changes = async {
+        for (ms, replica) in
+            [(10, on_follower(with_node(Role::Manager))), (20, settled_on_follower(Role::Manager, "b"))]
+        {
+            sleep(Duration::from_millis(ms)).await;
+            published.send_replace(replica);
+        }
+    };
+    let (ended, ()) = tokio::join!(answer(first["seen"].as_u64().unwrap()), changes);
+    assert_eq!(began.elapsed(), Duration::from_millis(30), "the leader has not answered");
+    let shown = (&ended["node"]["membership"], &ended["node"]["stale"]);
+    assert_eq!(shown, (&"voter".into(), &true.into()), "{ended}");
+
+    // A caller that has seen it already, and still asks, needs the leader's answer.
+    answering.store(true, Ordering::Relaxed);
+    let again = answer(ended["seen"].as_u64().unwrap()).await;
+    assert_eq!((&again["node"], began.elapsed()), (&serde_json::json!({}), Duration::from_millis(280)));
 }

@@ -1,6 +1,6 @@
-//! Decides whether a role change has settled. Pure: the caller polls.
+//! Decides whether a role change has settled. Pure: the caller asks.
 
-use muster_messages::{CertificateState, Condition, Liveness, Membership, NodeView, Role, WaitReason, word};
+use muster_messages::{CertificateState, Condition, Generation, Liveness, NodeView, Role, WaitReason, word};
 
 /// The progress of a node's role change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,45 @@ pub enum Progress {
     Overridden,
 }
 
+const UNCONFIRMED: &str =
+    "its state is unconfirmed: the managers have no quorum, or a new leader has no report about it yet";
+
+/// The wait for one accepted role change: what its answers show, taken together.
+#[derive(Clone, Debug)]
+pub struct RoleWait {
+    wanted: Role,
+    /// The newest generation that a leader has confirmed since the request was accepted. The request is part of it.
+    confirmed: Option<Generation>,
+}
+
+impl RoleWait {
+    pub fn new(wanted: Role) -> Self {
+        Self { wanted, confirmed: None }
+    }
+
+    /// Evaluates the next answer. One that no leader has confirmed may be older than the request, and then shows nothing; one of
+    /// the confirmed generation or a later one shows a state that the request is part of.
+    pub fn progress(&mut self, node: &NodeView) -> Progress {
+        if !node.stale {
+            self.confirmed = self.confirmed.max(Some(node.generation));
+            return progress(node, self.wanted);
+        }
+        if self.confirmed.is_none_or(|confirmed| node.generation < confirmed) {
+            return Progress::Waiting(UNCONFIRMED.to_owned());
+        }
+        match progress(node, self.wanted) {
+            Progress::Waiting(_) if facts_agree(node) => Progress::Settled,
+            other => other,
+        }
+    }
+}
+
+/// Whether desired role, role, certificate and membership agree. No report of a node, and no leader, can change that.
+fn facts_agree(node: &NodeView) -> bool {
+    let role = node.desired_role;
+    node.role == role && is_certified(node, role) && node.membership == role.membership()
+}
+
 /// Evaluates one view of a node whose role `wanted` was requested.
 ///
 /// The certificate and the manager runtime of a node that is down follow when it returns: the wait does not include them.
@@ -21,16 +60,10 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
         return Progress::Overridden;
     }
     if node.stale {
-        return Progress::Waiting(
-            "its state is unconfirmed: the managers have no quorum, or a new leader has no report about it yet"
-                .to_owned(),
-        );
+        return Progress::Waiting(UNCONFIRMED.to_owned());
     }
     let (down, certified) = (node.state == Liveness::Down, is_certified(node, wanted));
-    let membership_settled = match wanted {
-        Role::Manager => down || node.membership == Membership::Voter,
-        Role::Worker => node.membership == Membership::None,
-    };
+    let membership_settled = node.membership == wanted.membership() || (down && wanted == Role::Manager);
     // The leader grants the role first and only then derives what the node itself must do, which is the reason to report.
     let granting = down && role_change(node).is_some_and(|c| c.reason == WaitReason::WaitingForCertificate);
     if node.role == wanted && (certified || down) && membership_settled && !granting {
@@ -42,7 +75,7 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
 /// What a node that is down has left to do for a settled change, when it returns.
 pub fn remaining_work(node: &NodeView, wanted: Role) -> Option<String> {
     let certified = is_certified(node, wanted);
-    let membership_settled = wanted == Role::Worker || node.membership == Membership::Voter;
+    let membership_settled = wanted == Role::Worker || node.membership == wanted.membership();
     if certified && membership_settled {
         return None;
     }
@@ -77,8 +110,10 @@ fn reason(node: &NodeView, wanted: Role, certified: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use muster_messages::Membership;
     use serde_json::json;
+
+    use super::*;
 
     fn node(change: impl FnOnce(&mut serde_json::Value)) -> NodeView {
         let mut document = json!({
@@ -138,6 +173,33 @@ mod tests {
         assert_eq!(remaining_work(&node(|_| ()), Role::Manager), None);
         let still_voter = progress(&down("voter", "worker", "worker"), Role::Worker);
         assert!(matches!(still_voter, Progress::Waiting(_)), "the cluster removes its membership without the node");
+    }
+
+    #[test]
+    fn unconfirmed_answer_counts_from_the_confirmed_generation() {
+        let own = |generation: u64, desired: &str| {
+            node(|d| {
+                d["stale"] = json!(true);
+                d["generation"] = json!(generation);
+                d["desired_role"] = json!(desired);
+            })
+        };
+        let unconfirmed = Progress::Waiting(UNCONFIRMED.to_owned());
+        let mut wait = RoleWait::new(Role::Manager);
+        // It was a manager before, was demoted, and is to be one again: the first two states are of before the request.
+        assert_eq!(wait.progress(&own(5, "manager")), unconfirmed, "nothing is confirmed yet");
+        assert_eq!(wait.progress(&own(5, "worker")), unconfirmed, "no other request is shown by an older state");
+        let accepted = node(|d| {
+            d["generation"] = json!(7);
+            d["membership"] = json!("none");
+        });
+        assert!(matches!(wait.progress(&accepted), Progress::Waiting(why) if why != UNCONFIRMED));
+        assert_eq!(wait.progress(&own(5, "manager")), unconfirmed);
+        assert_eq!(wait.progress(&own(6, "worker")), unconfirmed);
+        let learner = NodeView { membership: Membership::Learner, ..own(7, "manager") };
+        assert_eq!(wait.progress(&learner), unconfirmed, "not settled");
+        assert_eq!(wait.progress(&own(7, "manager")), Progress::Settled);
+        assert_eq!(wait.progress(&own(8, "worker")), Progress::Overridden);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::autolock::autolock_progress;
 use crate::client::{Client, RETRY_PAUSE, parse};
 use crate::failure::{Failure, Outcome};
 use crate::rotation::{RotationGoal, rotation_progress};
-use crate::settled::{Progress, progress, remaining_work};
+use crate::settled::{Progress, RoleWait, remaining_work};
 
 /// The longest time between two answers: reasons that only the leader knows change without a change of the node.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
@@ -41,7 +41,8 @@ pub enum Settled {
 
 impl Client {
     /// Watches a node until its change is in force, and reports what it waits for, once for each reason. An accepted change
-    /// continues when the time is up.
+    /// continues when the time is up. The first answer is the leader's; the end may be seen by the manager that is asked, in its own
+    /// replica.
     pub async fn wait_until_settled(
         &mut self,
         node: &str,
@@ -51,7 +52,7 @@ impl Client {
     ) -> Outcome<Settled> {
         let mut last = "no manager has answered yet".to_owned();
         let mut reasons = Reasons::new(Instant::now());
-        let mut seen = 0;
+        let (mut seen, mut wait) = (0, RoleWait::new(role));
         loop {
             if reasons.should_report(&last, Instant::now()) {
                 say(&last);
@@ -70,7 +71,7 @@ impl Client {
                 Ok(text) => {
                     let watched = parse::<NodeWatched>(&text)?;
                     seen = watched.seen;
-                    match progress(&watched.node, role) {
+                    match wait.progress(&watched.node) {
                         Progress::Settled => {
                             return Ok(
                                 remaining_work(&watched.node, role).map_or(Settled::Fully, Settled::PendingReturn)

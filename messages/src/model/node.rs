@@ -33,6 +33,16 @@ impl std::str::FromStr for Role {
     }
 }
 
+impl Role {
+    /// The membership of a node of this role when no role change is in progress.
+    pub fn membership(self) -> Membership {
+        match self {
+            Role::Manager => Membership::Voter,
+            Role::Worker => Membership::None,
+        }
+    }
+}
+
 /// A node's membership in the Raft configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -9,10 +9,10 @@ use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Authorities, Autolock, Autopilot, Blocked, ClusterRecord, Definition, Event, GatePath, GuardMode,
-    GuardScope, Hold, Member, Membership, Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome,
-    RaftId, ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId, Requests, Revision, Role, Token,
-    TokenRights, User, UserPin, Workloads,
+    AccessToken, Authorities, Autolock, Autopilot, Blocked, CertificateState, ClusterRecord, Definition, Event,
+    GatePath, GuardMode, GuardScope, Hold, Member, Membership, Name, NodeCertificates, NodeId, NodeRecord, Object,
+    ObjectKey, Outcome, RaftId, ReconcilerRecords, ReconcilerRuns, Reconcilers, ReportedNode, RequestId, Requests,
+    Revision, Role, Token, TokenRights, User, UserPin, Workloads,
 };
 
 /// The shortest id prefix that stands for a node. Shorter ones are names, as in `a` and `b`.
@@ -109,6 +109,14 @@ impl Tables {
             Some(m) if m.voter => Membership::Voter,
             Some(_) => Membership::Learner,
         }
+    }
+    /// Whether desired role, role, certificate and membership of a node agree: nothing is left of its last role change.
+    pub fn is_settled(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|record| {
+            let certified = record.certificate_state() == CertificateState::Issued;
+            let membership = self.membership_of(node) == record.desired_role.membership();
+            record.role == record.desired_role && certified && membership
+        })
     }
     /// Nodes whose granted role is manager.
     pub fn managers(&self) -> impl Iterator<Item = &Arc<NodeRecord>> {

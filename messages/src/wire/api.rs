@@ -132,8 +132,10 @@ pub enum Request {
     /// certificate in place of the first. Repeated under another id: renewed again.
     UserRenew { name: Name, ttl_ms: Option<u64>, csr_pem: String },
     /// Like `NodeInspect`, once what the answering process has applied of the node is not what `seen` stands for (0:
-    /// nothing), or after `wait_ms`. Answered with a [`NodeWatched`](crate::model::NodeWatched). Read: repeat freely,
-    /// with the `seen` of the last answer; no change between two requests is missed.
+    /// nothing), or after `wait_ms`. Answered with a [`NodeWatched`](crate::model::NodeWatched). With a `seen` other than 0, the end
+    /// of a role change is answered from the answering process's own replica, marked stale: it counts for a caller whose last
+    /// confirmed answer had no later generation. Read: repeat freely, with the `seen` of the last answer; no change between two
+    /// requests is missed.
     NodeWatch { node: NodeRef, seen: u64, wait_ms: u64 },
     /// The roots on record, and how far a rotation is. Read: repeat freely.
     RootList,
