@@ -108,8 +108,8 @@ fn leaders(world: &World, names: &[&str]) -> BTreeMap<String, BTreeSet<String>> 
     let mut terms: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for name in names {
         for line in world.nodes_log(name).lines() {
-            if let Some((_, rest)) = line.split_once("notice=Leads { term: ") {
-                let term = rest.split('}').next().unwrap_or_default().trim().to_owned();
+            if let Some((_, rest)) = line.split_once("became the Raft leader term=") {
+                let term = rest.split_whitespace().next().unwrap_or_default().to_owned();
                 terms.entry(term).or_default().insert((*name).to_owned());
             }
         }

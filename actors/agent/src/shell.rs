@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use muster_kernel::{Address, Alarm, Cx, Fault, Parked, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials};
 use muster_messages::wire::{AgentAsk, AgentFrame};
-use muster_messages::{Incarnation, NodeId, Revision, Trouble};
+use muster_messages::{Incarnation, NodeId, Revision, Trouble, word};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
@@ -147,7 +147,7 @@ impl AgentShell {
             Effect::KeepTrouble(trouble) => self.writes.change(move |node| node.ended = ended_of(&trouble)),
             Effect::KeepDemoted(serial) => self.ports.demoted.set(serial),
             Effect::PublishWanted(wanted) => {
-                info!(wanted = wanted.wanted, because = ?wanted.because, "manager runtime decision changed");
+                info!(wanted = wanted.wanted, because = word(wanted.because), "manager runtime decision changed");
                 self.ports.wanted.send_replace(wanted);
             }
             Effect::PublishTrouble(trouble) => {

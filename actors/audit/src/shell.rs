@@ -172,7 +172,9 @@ impl Shell for AuditShell {
         let last = tokio::task::spawn_blocking(move || sink.run(&job));
         match tokio::time::timeout(LAST_WRITE_TIMEOUT, last).await {
             Ok(Ok(Ok(()))) => self.ports.slot.set(self.queue.clone()),
-            other => tracing::error!(?other, "audit log lost its last lines at shutdown"),
+            Ok(Ok(Err(why))) => tracing::error!(%why, "audit log lost its last lines at shutdown"),
+            Ok(Err(why)) => tracing::error!(%why, "audit log lost its last lines at shutdown"),
+            Err(why) => tracing::error!(%why, "audit log lost its last lines at shutdown"),
         }
     }
 }

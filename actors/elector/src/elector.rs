@@ -88,7 +88,7 @@ impl ElectorShell {
             Effect::Ask(never) => match never {},
             Effect::Stopped(_) | Effect::Challenged { .. } => {}
             Effect::Begin { token, hold } => {
-                info!(lease = %config.lease, ?token, "became leader");
+                info!(lease = %config.lease, token = token.map(|token| token.0), "became leader");
                 let term = self.leadership.begin(token, hold, clock);
                 candidate.on_event(&format!("{} became leader", config.identity));
                 cx.report(candidate.on_started_leading(term).map(|()| Msg::WorkEnded));

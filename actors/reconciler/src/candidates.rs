@@ -94,7 +94,7 @@ impl Candidates {
         let was = self.core.decision().clone();
         let is = self.core.step(cx.now(), input).clone();
         if was != is {
-            info!(reconciler = %self.wiring.name, stands = is.stands, why = ?is.why, "candidacy changed");
+            info!(reconciler = %self.wiring.name, stands = is.stands, why = %is.why, "candidacy changed");
         }
         self.wiring.memory.out_until.set(self.core.out_until());
         self.act(cx);

@@ -1,6 +1,7 @@
 //! Which release of each application a process can run: declared by the application, by scope. Nothing restarts when it changes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use muster_messages::Release;
@@ -25,6 +26,19 @@ impl Declared {
             Some(declared) => declared.clone(),
             None => (!self.incomplete).then(|| release.clone()),
         }
+    }
+}
+
+impl fmt::Display for Declared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, (scope, release)) in self.scopes.iter().enumerate() {
+            let between = if n == 0 { "" } else { ", " };
+            match release {
+                Some(release) => write!(f, "{between}{scope} {release}")?,
+                None => write!(f, "{between}{scope} {NOT_INSTALLED}")?,
+            }
+        }
+        if self.scopes.is_empty() { f.write_str("none") } else { Ok(()) }
     }
 }
 

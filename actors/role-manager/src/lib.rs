@@ -9,6 +9,8 @@
 mod asks;
 pub mod core;
 #[cfg(feature = "shell")]
+mod log;
+#[cfg(feature = "shell")]
 mod outcomes;
 #[cfg(feature = "shell")]
 pub mod shell;

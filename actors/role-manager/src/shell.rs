@@ -19,6 +19,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::asks::Asks;
 use crate::core::{Checkpoint, Config, Effect, Input, Now, RoleManager, StepId, StepOutcome};
+use crate::log::described;
 use crate::outcomes::outcome;
 use crate::view::view;
 
@@ -138,7 +139,7 @@ impl RoleManagerShell {
                 });
             }
             Effect::ProposeMembership { step, change } => {
-                tracing::info!(%step, change = ?change.kind, "proposing a membership change");
+                tracing::info!(%step, change = described(&change.kind), "proposing a membership change");
                 let change = Box::new(change);
                 self.propose(cx, step, MEMBERSHIP_CHANGE_TIMEOUT, move |reply| RaftMemberMsg::ProposeMembership {
                     change,

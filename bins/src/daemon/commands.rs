@@ -217,8 +217,8 @@ async fn run(
     let started = guarded.group().is_some();
     // It waits for a process that has closed its connection.
     let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
-    if !matches!(collected, Ok(Ok(()))) {
-        tracing::warn!(?collected, "cannot reap the supervisor process of a command");
+    if let Err(why) = collected.map_err(io::Error::other).and_then(|collected| collected) {
+        tracing::warn!(%why, "cannot reap the supervisor process of a command");
     }
     let exit = match ended {
         Some(Exit::Code(code)) => CommandExit::Code(code),

@@ -239,7 +239,8 @@ async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft:
     *shared.founding.lock().unwrap_or_else(PoisonError::into_inner) = None;
     match finished {
         Ok(Ok(())) => tracing::info!(cluster = %founding.cluster, "cluster founded"),
-        other => tracing::error!(?other, "the cluster is founded, but its founding file cannot be removed"),
+        Ok(Err(why)) => tracing::error!(%why, "the cluster is founded, but its founding file cannot be removed"),
+        Err(why) => tracing::error!(%why, "the cluster is founded, but its founding file cannot be removed"),
     }
 }
 

@@ -15,7 +15,7 @@ use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Children, Fault, Intensity, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{Incarnation, OfferedRoot, RaftId, Replica, RoleView, Trouble};
+use muster_messages::{Incarnation, OfferedRoot, RaftId, Replica, RoleView, Trouble, word};
 use muster_raft_member::{Incompatible, ObjectFeed, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
@@ -89,7 +89,7 @@ impl Plan<Runs> for ManagerPlan {
             shared.manager.send_replace(None);
             shared.raft_trouble.send_replace(None);
             let Runs { wanted, incompatible, incarnation } = runs;
-            tracing::info!(because = ?wanted.because, incompatible, "manager runtime stopped");
+            tracing::info!(because = word(wanted.because), incompatible, "manager runtime stopped");
             let old_incarnation = wanted.because == WantedBecause::OldIncarnation;
             let wiped = tokio::task::spawn_blocking(move || {
                 if old_incarnation {
@@ -384,6 +384,7 @@ pub async fn hand_over(shared: &Shared) {
         manager.raft.ask(Duration::from_secs(2), |reply| RaftMemberMsg::TransferLeadership { to: None, reply }).await;
     match asked {
         Ok(Ok(transfer_target)) => tracing::info!(%transfer_target, "leadership transferred"),
-        other => tracing::warn!(?other, "stopping as leader: no voter took over leadership in time"),
+        Ok(Err(why)) => tracing::warn!(%why, "stopping as leader: no voter took over leadership in time"),
+        Err(why) => tracing::warn!(%why, "stopping as leader: no voter took over leadership in time"),
     }
 }

@@ -88,7 +88,7 @@ impl ReleasesShell {
                 let found = declared(&files);
                 self.files.set(files);
                 if self.releases.declared().scopes != found.declared.scopes {
-                    tracing::info!(declared = ?found.declared.scopes, "the declared releases changed");
+                    tracing::info!(declared = %found.declared, "the declared releases changed");
                 }
                 self.releases.declare_all(found.declared.clone());
                 found

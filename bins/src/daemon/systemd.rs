@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use muster_kernel::Tree;
-use muster_messages::{ActorState, Name, QuorumView, Role, counted};
+use muster_messages::{ActorState, Name, QuorumView, Role, counted, word};
 use sd_notify::NotifyState;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -173,7 +173,10 @@ async fn feed(period: Duration, tree: Option<&Tree>, answers: impl AsyncFn() -> 
             Ok(answered) => answered,
             Err(_) => {
                 let unhealthy = tree.map(unhealthy).unwrap_or_default();
-                tracing::error!(?unhealthy, "the root supervisor does not answer: systemd's watchdog is not fed");
+                tracing::error!(
+                    unhealthy = unhealthy.join("; "),
+                    "the root supervisor does not answer: systemd's watchdog is not fed"
+                );
                 answer.await
             }
         };
@@ -189,7 +192,10 @@ fn unhealthy(tree: &Tree) -> Vec<String> {
     let others = |states: &BTreeMap<ActorState, u64>| states.keys().any(|state| *state != ActorState::Healthy);
     let unhealthy = numbers.into_iter().filter(|(_, actor)| others(&actor.states) || actor.handling_ms > 1_000);
     unhealthy
-        .map(|(path, actor)| format!("{path}: {:?}, handling for {} ms", actor.states, actor.handling_ms))
+        .map(|(path, actor)| {
+            let states: Vec<String> = actor.states.iter().map(|(state, n)| format!("{n} {}", word(state))).collect();
+            format!("{path}: {}, handling for {} ms", states.join(", "), actor.handling_ms)
+        })
         .take(20)
         .collect()
 }

@@ -1,5 +1,6 @@
 //! A command whose time is limited, and of which nothing is left afterwards: one question to another program.
 
+use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -64,8 +65,8 @@ pub async fn run_within(mut guarded: Guarded, time: Hold, unwanted: impl Future<
     }
     // It waits for a process that has closed its connection.
     let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
-    if !matches!(collected, Ok(Ok(()))) {
-        tracing::warn!(?collected, "cannot reap the supervisor process of a command");
+    if let Err(why) = collected.map_err(io::Error::other).and_then(|collected| collected) {
+        tracing::warn!(%why, "cannot reap the supervisor process of a command");
     }
     ended
 }

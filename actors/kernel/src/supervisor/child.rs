@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_messages::{ActorState, ExitKind};
+use muster_messages::{ActorState, ExitKind, word};
 use ractor::{ActorCell, ActorStatus};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -79,7 +79,7 @@ impl Child {
         if kind == ExitKind::Normal {
             tracing::debug!(path = %self.vitals.path, %text, "actor ended");
         } else {
-            tracing::warn!(path = %self.vitals.path, ?kind, %text, "actor ended");
+            tracing::warn!(path = %self.vitals.path, kind = word(kind), %text, "actor ended");
         }
         self.vitals.exited(kind, text);
     }

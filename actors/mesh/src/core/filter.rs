@@ -23,6 +23,16 @@ pub enum Side {
     Accepted,
 }
 
+impl Side {
+    /// For logs and views.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Dialed => "dialed",
+            Self::Accepted => "accepted",
+        }
+    }
+}
+
 /// An admitted frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admitted {

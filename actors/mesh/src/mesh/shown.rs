@@ -42,7 +42,7 @@ impl MeshShell {
 
 fn session_view(session: &Session) -> Value {
     json!({
-        "number": session.number, "side": format!("{:?}", session.side).to_lowercase(), "remote": session.remote,
+        "number": session.number, "side": session.side.word(), "remote": session.remote,
         "since": session.since, "member_id": session.member_id(),
         "bytes_read": session.meter.read(), "bytes_written": session.meter.written(),
         "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),

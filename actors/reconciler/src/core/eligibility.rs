@@ -9,6 +9,7 @@
 //! would look like a reason to move. Two that campaign at once are harmless: one lease decides between them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use muster_messages::wire::{CandidateView, RunnerView};
@@ -71,6 +72,26 @@ pub enum Why {
     Resigned,
     /// No candidate is better.
     Best,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("no view of the reconciler has arrived yet"),
+            Self::NothingToRun => f.write_str("there is no definition for this release that this node can run"),
+            Self::NotAnnounced => f.write_str("this candidate is not announced"),
+            Self::Better { member, release, gone: false } => write!(f, "{member} of release {release} comes first"),
+            Self::Better { member, release, gone: true } => {
+                write!(f, "{member} of release {release} comes first and may return")
+            }
+            Self::NotSelected { missing_labels } => {
+                write!(f, "this node lacks labels of the node selector: {}", missing_labels.join(", "))
+            }
+            Self::Pinned { node } => write!(f, "node {node} is pinned"),
+            Self::Resigned => f.write_str("it failed here too often, and another candidate can try"),
+            Self::Best => f.write_str("no other candidate comes first"),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -22,6 +22,7 @@ pub fn event_lines(events: &[EventView], names: &Names, width: Option<usize>) ->
         };
         let by = match &event.by.id {
             Some(id) => format!("{} {}", event.by.kind, readable(id, names)),
+            None if event.by.kind == "cluster" => "the cluster".to_owned(),
             None => event.by.kind.clone(),
         };
         table.row([
@@ -80,6 +81,11 @@ mod tests {
             event_lines(&items, &Names::new(), None),
             "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice-of-the-night-shift)\n"
         );
+        let member = read(json!([{"revision": 8, "at": "2024-01-01T00:00:00Z", "kind": "membership",
+            "node": "0123456789abcdefghijklmno", "by": {"kind": "cluster"}, "reason": "Raft member 4", "before": "none",
+            "after": "learner"}]));
+        let text = event_lines(&member, &Names::new(), None);
+        assert!(text.ends_with("  none -> learner  Raft member 4 (by the cluster)\n"), "{text}");
         let names = [("0123456789abcdefghijklmno".parse().unwrap(), "web-1".parse().unwrap())].into();
         let named = event_lines(&items, &names, None);
         assert!(named.contains("  role  web-1  worker -> manager"), "{named}");
