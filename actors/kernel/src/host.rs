@@ -11,12 +11,12 @@ use futures_util::future::BoxFuture;
 use muster_messages::{CrashHow, Named};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use serde_json::Value;
-use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
 use crate::fence::{Fence, at_work};
 use crate::supervisor::{Children, Report};
-use crate::vitals::{Handle, Mailbox, Pulse};
+use crate::tenancy::{ActorHandle, EndOnDrop, Tenancy};
+use crate::vitals::Pulse;
 use crate::{Address, Cx, Fault, Shell, Tree};
 
 /// What a supervisor gives to a new incarnation.
@@ -93,55 +93,6 @@ fn join_text(error: tokio::task::JoinError) -> String {
     match error.try_into_panic() {
         Ok(panic) => panic_text(panic.as_ref()),
         Err(error) => error.to_string(),
-    }
-}
-
-struct ActorHandle<M: Send + 'static> {
-    tenancy: Tenancy<M>,
-    siblings: Children,
-    name: String,
-}
-impl<M: Send + 'static> Handle for ActorHandle<M> {
-    fn refresh(&self) -> bool {
-        self.tenancy.address.letter(Letter::Refresh)
-    }
-    fn crash(&self, how: CrashHow) {
-        match how {
-            CrashHow::Start { times } => self.siblings.fail_to_start(&self.name, times),
-            how => drop(self.tenancy.address.letter(Letter::Crash(how))),
-        }
-    }
-    fn restart(&self) {
-        self.siblings.restart(&self.name);
-    }
-    fn mailbox(&self) -> Option<Mailbox> {
-        Some(self.tenancy.address.mailbox())
-    }
-}
-
-/// An incarnation's hold on its address, and the lifetime of its tasks and timers.
-struct Tenancy<M: Send + 'static> {
-    address: Address<M>,
-    number: u64,
-    ended: CancellationToken,
-}
-impl<M: Send + 'static> Clone for Tenancy<M> {
-    fn clone(&self) -> Self {
-        Self { address: self.address.clone(), number: self.number, ended: self.ended.clone() }
-    }
-}
-impl<M: Send + 'static> Tenancy<M> {
-    fn end(&self) {
-        self.address.move_out(self.number);
-        self.ended.cancel();
-    }
-}
-
-/// Ends the tenancy on every exit path, panics and kills included.
-struct EndOnDrop<M: Send + 'static>(Tenancy<M>);
-impl<M: Send + 'static> Drop for EndOnDrop<M> {
-    fn drop(&mut self) {
-        self.0.end();
     }
 }
 

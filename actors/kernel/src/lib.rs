@@ -28,6 +28,7 @@ mod shell;
 mod slot;
 mod spec;
 mod supervisor;
+mod tenancy;
 mod tree;
 #[cfg(feature = "sockets")]
 mod unix_socket;

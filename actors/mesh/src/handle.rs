@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_kernel::{Address, Recipient, Slot, Undeliverable};
 use muster_messages::protocol::{MeshMsg, RaftMemberMsg, RaftTransport, SnapshotOutcome};
 use muster_messages::wire::{PeerCall, RaftPacket, SnapshotHead};
-use muster_messages::{ErrorBody, Member, NodeId, RaftId};
+use muster_messages::{ErrorBody, Member, NodeId, RaftId, Replica};
 use tokio::sync::oneshot;
 
 use crate::msg::{Msg, PeerMsg};
@@ -72,6 +72,14 @@ pub struct MeshHandle {
 pub struct MemberSet {
     pub members: Vec<Member>,
     pub own: Option<RaftId>,
+}
+
+impl MemberSet {
+    /// The members' nodes and addresses: the Raft member's, which may be newer, over those of the replica.
+    pub fn addresses(&self, replica: &Replica) -> BTreeMap<NodeId, String> {
+        let members = replica.tables.members.values().chain(self.members.iter());
+        members.map(|member| (member.node, member.addr.clone())).collect()
+    }
 }
 
 impl std::fmt::Debug for MeshHandle {

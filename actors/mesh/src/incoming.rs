@@ -24,6 +24,7 @@ use crate::core::windows::RAFT_WINDOW;
 use crate::endpoint::EndpointEvent;
 use crate::offences::Offences;
 use crate::session::{MAX_QUEUED_BYTES, MAX_UNHANDLED_BYTES, Session, Sessions};
+use crate::wiring::MeshWiring;
 
 /// Unanswered calls of one peer: twice its window.
 const MAX_OPEN_CALLS: u64 = 128;
@@ -50,6 +51,18 @@ pub struct EndpointContext {
 }
 
 impl EndpointContext {
+    pub fn new(wiring: &MeshWiring, snapshot_limit: u64, sessions: Sessions, news: Recipient<EndpointEvent>) -> Self {
+        Self {
+            sessions,
+            replica: wiring.replica.clone(),
+            raft: wiring.raft.clone(),
+            calls: wiring.calls.clone(),
+            snapshot_limit,
+            counts: Mutex::default(),
+            offences: Arc::new(Offences::default()),
+            news,
+        }
+    }
     pub fn counts(&self) -> EndpointCounts {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -19,6 +19,7 @@ mod peer_call;
 mod peers;
 mod raft_reports;
 mod register;
+mod service_calls;
 mod session;
 mod session_server;
 mod stream;

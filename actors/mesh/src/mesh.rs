@@ -5,19 +5,17 @@
 //! Outputs     dials; `PeerSession`, `LeaderGone`; the current link, to each peer actor; refusals, to the agent.
 //! Invariants  at most one session of a node is up (MESH-12); no session outlives the RPC endpoint that its hello named.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use muster_gateway::Registration;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
-use muster_messages::protocol::{MeshMsg, RaftMemberMsg, Service};
+use muster_messages::protocol::{RaftMemberMsg, Service};
 use muster_messages::{NodeId, Replica};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info};
 
 use self::non_members::NonMembers;
-use crate::core::hello::StreamUse;
 use crate::core::links::{Effect, Input, Links, SessionNumber};
 use crate::endpoint::{EndpointEvent, EndpointShell, EndpointShellMsg};
 use crate::greeting::{Greeted, GreetedPeer, Opened};
@@ -25,11 +23,10 @@ use crate::greetings::Greetings;
 use crate::handle::{MemberSet, MeshHandle};
 use crate::incoming::EndpointContext;
 use crate::msg::Msg;
-use crate::offences::Offences;
 use crate::open_sessions::OpenSessions;
 use crate::peers::PeerActors;
 use crate::register::Register;
-use crate::session::{EndReason, Session, Sessions};
+use crate::session::Sessions;
 use crate::session_server::SessionEvent;
 use crate::wiring::{MeshConfig, MeshWiring};
 
@@ -57,16 +54,7 @@ pub(crate) struct MeshShell {
 impl MeshShell {
     pub(crate) fn new(config: &MeshConfig, wiring: MeshWiring, handle: MeshHandle) -> Self {
         let sessions = Sessions::default();
-        let context = EndpointContext {
-            sessions: sessions.clone(),
-            replica: wiring.replica.clone(),
-            raft: wiring.raft.clone(),
-            calls: wiring.calls.clone(),
-            snapshot_limit: config.snapshot_limit,
-            counts: Mutex::default(),
-            offences: Arc::new(Offences::default()),
-            news: handle.mesh.recipient(),
-        };
+        let context = EndpointContext::new(&wiring, config.snapshot_limit, sessions.clone(), handle.mesh.recipient());
         let own = wiring.credentials.borrow().identity.node().map(|(node, _)| node);
         let own_hello = watch::Sender::new(None);
         let (this, dialer) = ((wiring.starts.clone(), wiring.advertise.clone()), Arc::clone(&wiring.dialer));
@@ -169,21 +157,12 @@ impl MeshShell {
             }
             SessionEvent::Ended { number } => {
                 let Some((session, why)) = self.sessions.ended(number) else { return };
-                self.ended(cx, &session, why);
+                match self.context.offences.ended(cx.now(), session.node, &why) {
+                    Some(violation) => self.greetings.failed(session.node, violation),
+                    None => info!(node = %session.node, session = number, %why, "mesh session ended"),
+                }
                 self.step(cx, Input::Ended { number });
             }
-        }
-    }
-
-    fn ended(&mut self, cx: &Cx<Msg>, session: &Session, end_reason: EndReason) {
-        if let EndReason::Violation(violation) = end_reason
-            && violation.is_offence()
-        {
-            self.greetings.failed(session.node, violation.to_string());
-            self.context.offences.report(cx.now(), session.node, violation.counter_key());
-            self.context.offences.pause(cx.now(), session.node);
-        } else {
-            info!(node = %session.node, session = session.number, why = %end_reason, "mesh session ended");
         }
     }
 
@@ -204,29 +183,12 @@ impl MeshShell {
         if self.greetings.renew(self.member_set.get().map(|members| members.own)) {
             self.step(cx, Input::Renew);
         }
-        let replica = self.wiring.replica.borrow().clone();
-        let member_set = self.member_set.get().unwrap_or_default();
-        let members = replica.tables.members.values().chain(member_set.members.iter());
-        let wanted: BTreeMap<NodeId, String> = members.map(|m| (m.node, m.addr.clone())).collect();
+        let wanted = self.member_set.get().unwrap_or_default().addresses(&self.wiring.replica.borrow());
         let me = self.greetings.node();
         for node in wanted.keys().filter(|node| Some(**node) != me) {
             self.peers.start(cx, *node);
         }
         self.step(cx, Input::Wanted(wanted));
-    }
-
-    fn protocol(&mut self, cx: &Cx<Msg>, msg: MeshMsg) {
-        let MeshMsg::Probe { addr, expect, reply } = msg;
-        // The stream of a node that is about to become a member stays as its session.
-        self.greetings.probe(cx, (addr, expect), self.links.may_introduce(expect), reply);
-    }
-
-    fn probed(&mut self, cx: &Cx<Msg>, node: NodeId, opened: Opened) {
-        self.step(cx, Input::Answered { node });
-        // A session that was opened meanwhile is as good.
-        if self.links.may_introduce(node) && self.greetings.stream_use(&opened) == StreamUse::Session {
-            self.open(cx, true, opened);
-        }
     }
 }
 
@@ -241,9 +203,8 @@ impl Shell for MeshShell {
 
         let (context, opened) = (Arc::clone(&self.context), cx.me().recipient());
         let endpoint: Address<EndpointShellMsg> = Address::new(4);
-        cx.children().start(Spec::actor("endpoint", endpoint, move || {
-            Ok(EndpointShell::new(Arc::clone(&context), opened.clone()))
-        }));
+        let shell = move || Ok(EndpointShell::new(Arc::clone(&context), opened.clone()));
+        cx.children().start(Spec::actor("endpoint", endpoint, shell));
 
         let (sink, connections) = mpsc::channel(CONNECTION_QUEUE);
         self.registration = Some(self.wiring.services.register(Service::Mesh, sink));
@@ -256,7 +217,7 @@ impl Shell for MeshShell {
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Protocol(msg) => self.protocol(cx, msg),
+            Msg::Protocol(msg) => self.probe(cx, msg),
             Msg::Members | Msg::Replica => self.observe(cx),
             Msg::Connection(connection) => self.greetings.accept(cx, connection.item),
             Msg::Endpoint(news) => self.endpoint(cx, news),

@@ -10,6 +10,8 @@ use muster_messages::{Moment, NodeId};
 use serde_json::{Value, json};
 use tracing::warn;
 
+use crate::session::EndReason;
+
 /// One line per offender, kind and minute.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -51,6 +53,16 @@ impl Offences {
             record.unlogged = 0;
         }
         due
+    }
+    /// A session of this node ended. If it broke the protocol: counts that, starts a pause, and describes the violation.
+    pub fn ended(&self, now: Moment, node: NodeId, why: &EndReason) -> Option<String> {
+        let EndReason::Violation(violation) = why else { return None };
+        if !violation.is_offence() {
+            return None;
+        }
+        self.report(now, node, violation.counter_key());
+        self.pause(now, node);
+        Some(violation.to_string())
     }
     /// Starts the pause before the node's next session.
     pub fn pause(&self, now: Moment, node: NodeId) {

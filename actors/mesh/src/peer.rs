@@ -1,6 +1,6 @@
 //! Peer: everything that this manager sends to one other manager.
 //!
-//! Owns        the link, the backlog of Raft messages, the windows of unanswered calls, the snapshot being sent, waiting calls.
+//! Owns        the link, the backlog of Raft messages, the windows of unanswered calls, the snapshot being sent, waiting calls (`service_calls`).
 //! Inputs      what to send; the current session; how each call ended.
 //! Outputs     calls to the peer's RPC endpoint; `Unreachable`, `SnapshotSent`; answers to callers.
 //! Invariants  MESH-21  every outgoing message is a call with a deadline: a peer that answers nothing is detected, and costs bounded
@@ -11,26 +11,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Recipient, Shell};
-use muster_messages::protocol::{RaftMemberMsg, Reply, SnapshotOutcome};
-use muster_messages::wire::{PeerCall, PeerMessage, PeerReply, RaftPacket, SnapshotHead};
-use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, RaftId};
+use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::wire::{PeerMessage, RaftPacket, SnapshotHead};
+use muster_messages::{Moment, NodeId, RaftId};
 use serde_json::{Value, json};
 
-use crate::core::backlog::Backlog;
+use crate::core::backlog::{Backlog, member_ids};
 use crate::core::links::SessionNumber;
 use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
-use crate::core::waiting::WaitingCalls;
 use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Suspicion, Windows};
 use crate::msg::{PeerMsg, PeerStarted};
-use crate::peer_call::{CallContent, End, Link, check, no_session, result_of, send, too_many_waiting};
+use crate::peer_call::{CallContent, End, Link, check, not_sent, result_of, send};
 use crate::raft_reports::RaftReports;
+use crate::service_calls::{Call, ServiceCalls};
 use crate::session::{EndReason, MAX_QUEUED_BYTES};
-
-/// A call to a service of the peer.
-struct Call {
-    call: Box<PeerCall>,
-    reply: Reply<Result<Vec<u8>, ErrorBody>>,
-}
 
 pub struct PeerShell {
     node: NodeId,
@@ -42,7 +36,7 @@ pub struct PeerShell {
     backlog: Backlog,
     windows: Windows,
     outgoing: OutgoingSnapshot,
-    waiting: WaitingCalls<Call>,
+    calls: ServiceCalls,
     refused: u64,
 }
 
@@ -57,7 +51,7 @@ impl PeerShell {
             backlog: Backlog::default(),
             windows: Windows::default(),
             outgoing: OutgoingSnapshot::default(),
-            waiting: WaitingCalls::default(),
+            calls: ServiceCalls::new(node),
             refused: 0,
         }
     }
@@ -67,11 +61,9 @@ impl PeerShell {
     }
 
     fn begin_snapshot(&mut self, now: Moment, head: SnapshotHead, data: Arc<Vec<u8>>, packet: Box<RaftPacket>) {
-        let report = if self.link.is_none() {
-            let outcome = SnapshotOutcome::Lost("no session with the node".to_owned());
-            Some(Report::Ended { to: packet.to, index: head.index, outcome })
-        } else {
-            self.outgoing.begin(now, head, data, packet)
+        let report = match self.link {
+            Some(_) => self.outgoing.begin(now, head, data, packet),
+            None => Some(Report::without_session(&head, &packet)),
         };
         self.reports.snapshot(report);
     }
@@ -97,9 +89,7 @@ impl PeerShell {
         self.link = link;
         if self.link.is_none() {
             self.reports.unreachable(self.backlog.clear());
-            for Call { reply, .. } in self.waiting.clear() {
-                let _gone = reply.send(Err(no_session(self.node)));
-            }
+            self.calls.session_lost();
         }
     }
 
@@ -119,7 +109,7 @@ impl PeerShell {
             self.send(cx, &link, message, PIECE_DEADLINE, CallContent::Piece(transfer, cx.now()));
         }
         while self.may_send(&link, Kind::Call)
-            && let Some((until, Call { call, reply })) = self.waiting.pop()
+            && let Some((until, Call { call, reply })) = self.calls.pop()
         {
             self.send(cx, &link, PeerMessage::Call(*call), until.since(cx.now()), CallContent::Call(reply));
         }
@@ -147,8 +137,7 @@ impl PeerShell {
             Err(CallContent::Raft(member_ids)) => self.reports.unreachable(member_ids),
             Err(CallContent::Piece(..)) => self.snapshot_lost("the session ended"),
             Err(CallContent::Call(reply)) => {
-                let text = "the call exceeds the size limit between managers, or the session just ended";
-                let _gone = reply.send(Err(ErrorBody::new(ErrorCode::Unreachable, text)));
+                let _gone = reply.send(Err(not_sent()));
             }
             Err(_) => link.session.end(EndReason::Closed),
         }
@@ -159,20 +148,16 @@ impl PeerShell {
         if current {
             self.call_ended(cx, what.kind(), &end);
         }
-        let refused = matches!(end, End::Answered(PeerReply::Refused { .. }));
-        self.refused += u64::from(refused);
+        self.refused += u64::from(end.is_refused());
         let taken = end.is_taken();
         match what {
-            CallContent::Raft(member_ids) => {
-                if !taken {
-                    self.reports.unreachable(member_ids);
-                }
-            }
+            CallContent::Raft(member_ids) if !taken => self.reports.unreachable(member_ids),
             // Rejected or lost: all further messages would be dropped.
             CallContent::Membership if current && !taken => self.end_session(EndReason::MemberIdRejected),
             // The peer may accept a process that this manager does not: the next session begins with the bindings.
             CallContent::IdentityBindings if current && !taken => self.end_session(EndReason::Unanswered),
-            CallContent::Check(_) | CallContent::Membership | CallContent::IdentityBindings => {}
+            CallContent::Raft(_) | CallContent::Check(_) => {}
+            CallContent::Membership | CallContent::IdentityBindings => {}
             CallContent::Piece(transfer, sent) if current => self.piece_done(cx.now(), (transfer, sent), end),
             CallContent::Piece(..) => {}
             CallContent::Call(reply) => {
@@ -204,39 +189,15 @@ impl PeerShell {
         }
     }
 
-    fn ask(
-        &mut self,
-        cx: &Cx<PeerMsg>,
-        deadline: Duration,
-        call: Box<PeerCall>,
-        reply: Reply<Result<Vec<u8>, ErrorBody>>,
-    ) {
-        let call = Call { call, reply };
-        if self.link.is_none() {
-            let _gone = call.reply.send(Err(no_session(self.node)));
-        } else if let Err(Call { reply, .. }) = self.waiting.push(cx.now(), deadline, call) {
-            let _gone = reply.send(Err(too_many_waiting()));
-        } else {
+    fn ask(&mut self, cx: &Cx<PeerMsg>, deadline: Duration, call: Call) {
+        if self.calls.take(cx.now(), self.link.is_some(), deadline, call) {
             self.pump(cx);
             // It waits behind others, or for room in the session's queue.
-            if let Some(until) = self.waiting.newest() {
+            if let Some(until) = self.calls.newest() {
                 cx.after(until.since(cx.now()), PeerMsg::Overdue);
             }
         }
     }
-
-    fn drop_overdue(&mut self, now: Moment) {
-        for Call { reply, .. } in self.waiting.overdue(now) {
-            let text = "the call timed out behind other calls to this manager";
-            let _gone = reply.send(Err(ErrorBody::new(ErrorCode::TimedOut, text)));
-        }
-    }
-}
-
-fn member_ids(packets: &[RaftPacket]) -> Vec<RaftId> {
-    let mut member_ids: Vec<RaftId> = packets.iter().map(|p| p.to).collect();
-    member_ids.dedup();
-    member_ids
 }
 
 impl Shell for PeerShell {
@@ -260,27 +221,22 @@ impl Shell for PeerShell {
                     self.send(cx, &link, message, RAFT_DEADLINE, CallContent::IdentityBindings);
                 }
             }
-            PeerMsg::Call { deadline, call, reply } => self.ask(cx, deadline, call, reply),
+            PeerMsg::Call { deadline, call, reply } => self.ask(cx, deadline, Call { call, reply }),
             PeerMsg::Link(link) => self.relink(cx, link.map(|l| *l)),
             PeerMsg::Done { number, what, end } => self.done(cx, number, what, end),
-            PeerMsg::Overdue => self.drop_overdue(cx.now()),
+            PeerMsg::Overdue => self.calls.drop_overdue(cx.now()),
         }
         self.pump(cx);
         Ok(())
     }
 
     fn view(&self) -> Value {
-        let session = self.link.as_ref().map(|l| l.session.number);
         json!({
             "node": self.node,
-            "session": session,
+            "session": self.link.as_ref().map(|l| l.session.number),
             "backlog_bytes": self.backlog.bytes(),
-            "window": {
-                "raft": self.windows.of(Kind::Raft),
-                "calls": self.windows.of(Kind::Call),
-                "pieces": self.windows.of(Kind::Piece),
-            },
-            "calls_waiting": self.waiting.len(),
+            "window": self.windows.view(),
+            "calls_waiting": self.calls.len(),
             "snapshot_bytes_sent": self.outgoing.bytes_sent(),
             "dropped": {
                 "overflow": self.backlog.dropped(),

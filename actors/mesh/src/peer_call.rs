@@ -63,6 +63,10 @@ impl End {
     pub fn is_taken(&self) -> bool {
         matches!(self, End::Answered(PeerReply::Taken))
     }
+    /// The peer refused the message.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, End::Answered(PeerReply::Refused { .. }))
+    }
     /// What it means for a piece of a snapshot.
     pub fn of_piece(self) -> PieceEnd {
         match self {
@@ -112,6 +116,12 @@ pub fn send(
 pub fn too_many_waiting() -> ErrorBody {
     let text = "too many calls to this manager are waiting; retry later";
     ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(200))
+}
+
+/// The answer to a call that could not be sent.
+pub fn not_sent() -> ErrorBody {
+    let text = "the call exceeds the size limit between managers, or the session just ended";
+    ErrorBody::new(ErrorCode::Unreachable, text)
 }
 
 /// What the caller of a service receives.

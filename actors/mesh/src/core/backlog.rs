@@ -13,6 +13,13 @@ pub const MAX_BACKLOG_BYTES: usize = 4 << 20;
 /// The bytes of one call (512 KiB): well below a frame, whatever the last packet adds.
 pub const MAX_BATCH_BYTES: usize = 512 << 10;
 
+/// The members that these packets are for, in their order.
+pub fn member_ids(packets: &[RaftPacket]) -> Vec<RaftId> {
+    let mut member_ids: Vec<RaftId> = packets.iter().map(|p| p.to).collect();
+    member_ids.dedup();
+    member_ids
+}
+
 /// Packets in order of arrival.
 #[derive(Debug, Default)]
 pub struct Backlog {

@@ -24,6 +24,14 @@ pub enum Report {
     Ended { to: RaftId, index: u64, outcome: SnapshotOutcome },
 }
 
+impl Report {
+    /// Of a snapshot for a node that has no session.
+    pub fn without_session(head: &SnapshotHead, packet: &RaftPacket) -> Self {
+        let outcome = SnapshotOutcome::Lost("no session with the node".to_owned());
+        Self::Ended { to: packet.to, index: head.index, outcome }
+    }
+}
+
 /// How a piece ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PieceEnd {

@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use muster_messages::Moment;
+use serde_json::{Value, json};
 
 use super::pace::Pace;
 
@@ -128,6 +129,10 @@ impl Windows {
             Kind::Piece => (self.pieces, self.pace.window()),
             Kind::Call => (self.calls, CALL_WINDOW),
         }
+    }
+    /// For the live tree.
+    pub fn view(&self) -> Value {
+        json!({"raft": self.of(Kind::Raft), "calls": self.of(Kind::Call), "pieces": self.of(Kind::Piece)})
     }
     /// Calls other than to services that the peer did not answer in time.
     pub fn unanswered(&self) -> u64 {

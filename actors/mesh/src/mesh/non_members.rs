@@ -10,12 +10,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_kernel::Cx;
+use muster_messages::protocol::MeshMsg;
 use muster_messages::wire::Refusal;
 use muster_messages::{CertIdentity, NodeId, RefusalReason, Replica};
 
 use super::{MeshShell, Msg};
-use crate::core::hello;
-use crate::core::links::SessionNumber;
+use crate::core::hello::{self, StreamUse};
+use crate::core::links::{Input, SessionNumber};
+use crate::greeting::Opened;
 use crate::session::EndReason;
 
 /// As often as the gateway checks live connections at the latest.
@@ -53,6 +55,20 @@ impl NonMembers {
 }
 
 impl MeshShell {
+    /// The stream of a node that is about to become a member stays as its session.
+    pub(super) fn probe(&mut self, cx: &Cx<Msg>, msg: MeshMsg) {
+        let MeshMsg::Probe { addr, expect, reply } = msg;
+        self.greetings.probe(cx, (addr, expect), self.links.may_introduce(expect), reply);
+    }
+
+    pub(super) fn probed(&mut self, cx: &Cx<Msg>, node: NodeId, opened: Opened) {
+        self.step(cx, Input::Answered { node });
+        // A session that was opened meanwhile is as good.
+        if self.links.may_introduce(node) && self.greetings.stream_use(&opened) == StreamUse::Session {
+            self.open(cx, true, opened);
+        }
+    }
+
     pub(super) fn watch_non_member(&mut self, cx: &Cx<Msg>, number: SessionNumber, node: NodeId, shown: CertIdentity) {
         if self.non_members.add(number, node, shown) {
             cx.after(CHECK_EVERY, Msg::CheckNonMembers);
