@@ -23,6 +23,13 @@ const FORBIDDEN_IN_CORES: [&str; 15] = [
     "Mutex",
 ];
 
+/// Log macros whose lines operators read.
+const LOG_MACROS: [&str; 3] = ["info!(", "warn!(", "error!("];
+
+/// Fields of such lines in Rust's debug form, each with its reason.
+const DEBUG_FIELDS: [(&str, &str, &str); 1] =
+    [("actors/kernel/src/supervisor/shell.rs", "name", "not a valid name: it may hold any character")];
+
 /// Maximum lines of a source file.
 const MAX_LINES: usize = 600;
 
@@ -120,6 +127,48 @@ fn shipped_code_does_not_unwrap() {
         violations.extend(bad.map(|(number, _)| format!("{}:{number}", file.path)));
     }
     report("outside tests `expect` names the invariant, or the absence is an error", &violations);
+}
+
+/// The rest of a macro's arguments, up to the end of its last field.
+fn arguments(rest: &str) -> &str {
+    let mut depth = 1usize;
+    let end = rest.find(|c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        depth == 0 || c == ';'
+    });
+    &rest[..end.unwrap_or(rest.len())]
+}
+
+/// The fields that are logged in Rust's debug form.
+fn debug_fields(arguments: &str) -> Vec<&str> {
+    let fields = arguments.match_indices('?').filter_map(|(at, _)| {
+        let begins = arguments[..at].chars().next_back().is_none_or(char::is_whitespace);
+        let name = &arguments[at + 1..];
+        let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+        (begins && end > 0).then_some(&name[..end])
+    });
+    fields.collect()
+}
+
+#[test]
+fn logs_print_words_and_no_debug_forms() {
+    assert_eq!(debug_fields(arguments("?why, n = f(2), side = ?self.side, \"so?\") ?no")), ["why", "self"]);
+    let mut violations = Vec::new();
+    for file in texts(rust).iter().filter(|file| !is_test_file(&file.path)) {
+        let code = shipped(file).into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n");
+        for (at, call) in LOG_MACROS.iter().flat_map(|call| code.match_indices(*call)) {
+            for field in debug_fields(arguments(&code[at + call.len()..])) {
+                if !DEBUG_FIELDS.iter().any(|(path, allowed, _)| (*path, *allowed) == (file.path.as_str(), field)) {
+                    violations.push(format!("{}: {call}… ?{field}", file.path));
+                }
+            }
+        }
+    }
+    report("operators read words: a line from info on holds no value in Rust's debug form", &violations);
 }
 
 #[test]

@@ -147,7 +147,7 @@ impl AgentShell {
             Effect::KeepTrouble(trouble) => self.writes.change(move |node| node.ended = ended_of(&trouble)),
             Effect::KeepDemoted(serial) => self.ports.demoted.set(serial),
             Effect::PublishWanted(wanted) => {
-                info!(wanted = wanted.wanted, because = word(wanted.because), "manager runtime decision changed");
+                info!(wanted = wanted.wanted, because = %word(wanted.because), "manager runtime decision changed");
                 self.ports.wanted.send_replace(wanted);
             }
             Effect::PublishTrouble(trouble) => {

@@ -107,7 +107,7 @@ impl MeshShell {
 
     fn up(&mut self, cx: &Cx<Msg>, node: NodeId, number: SessionNumber) {
         let Some(session) = self.sessions.get(number) else { return };
-        info!(%node, session = number, remote = %session.remote, side = session.side.word(), "mesh session up");
+        info!(%node, session = number, remote = %session.remote, side = %session.side.word(), "mesh session up");
         self.greetings.up(node);
         self.peers.start(cx, node);
         self.link(node);

@@ -13,7 +13,7 @@ pub(crate) fn log_notice(notice: &Notice) {
         Notice::StateDiverged { member, node, index } => {
             tracing::error!(
                 raft_id = member.0,
-                node = or_unknown(*node),
+                node = %or_unknown(*node),
                 index,
                 "a manager's state differs from the leader's at the same revision"
             );
@@ -24,7 +24,7 @@ pub(crate) fn log_notice(notice: &Notice) {
         }
         Notice::Leads { term } => tracing::info!(term = term.0, "became the Raft leader"),
         Notice::Follows { term, leader, node } => {
-            tracing::info!(term = term.0, raft_id = leader.0, node = or_unknown(*node), "Raft leader changed");
+            tracing::info!(term = term.0, raft_id = leader.0, node = %or_unknown(*node), "Raft leader changed");
         }
         Notice::LostLeader { term } => tracing::info!(term = term.0, "no Raft leader"),
         Notice::BecameMember { raft_id } => tracing::info!(raft_id = raft_id.0, "this node became a Raft member"),

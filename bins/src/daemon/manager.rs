@@ -89,7 +89,7 @@ impl Plan<Runs> for ManagerPlan {
             shared.manager.send_replace(None);
             shared.raft_trouble.send_replace(None);
             let Runs { wanted, incompatible, incarnation } = runs;
-            tracing::info!(because = word(wanted.because), incompatible, "manager runtime stopped");
+            tracing::info!(because = %word(wanted.because), incompatible, "manager runtime stopped");
             let old_incarnation = wanted.because == WantedBecause::OldIncarnation;
             let wiped = tokio::task::spawn_blocking(move || {
                 if old_incarnation {

@@ -159,7 +159,7 @@ async fn run(config: Config, own: Option<own::Start>, mut reload: Reload) -> Res
     tokio::select! {
         stopped = tokio::time::timeout(STOP_TIMEOUT, node.stop()) => {
             if stopped.is_err() {
-                tracing::warn!(limit = ?STOP_TIMEOUT, "stop deadline reached; exiting before everything has stopped");
+                tracing::warn!(limit_s = STOP_TIMEOUT.as_secs(), "stop deadline reached; exiting before everything has stopped");
             }
         }
         // A second signal: stop at once.

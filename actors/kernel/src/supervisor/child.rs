@@ -79,7 +79,7 @@ impl Child {
         if kind == ExitKind::Normal {
             tracing::debug!(path = %self.vitals.path, %text, "actor ended");
         } else {
-            tracing::warn!(path = %self.vitals.path, kind = word(kind), %text, "actor ended");
+            tracing::warn!(path = %self.vitals.path, kind = %word(kind), %text, "actor ended");
         }
         self.vitals.exited(kind, text);
     }

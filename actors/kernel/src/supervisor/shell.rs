@@ -269,7 +269,7 @@ impl State {
 
     fn exited(&mut self, name: String, run: u64, kind: ExitKind, text: String) {
         if self.left.remove(&run).is_some() {
-            tracing::info!(path = %self.args.path, %name, kind = word(kind), %text, "a stuck incarnation has ended");
+            tracing::info!(path = %self.args.path, %name, kind = %word(kind), %text, "a stuck incarnation has ended");
         }
         self.step(Input::Exited { name, run, kind, text });
     }
