@@ -132,7 +132,7 @@ fn shipped_code_does_not_unwrap() {
 /// The rest of a macro's arguments, up to the end of its last field.
 fn arguments(rest: &str) -> &str {
     let mut depth = 1usize;
-    let end = rest.find(|c| {
+    let end = rest.find(|c: char| {
         match c {
             '(' => depth += 1,
             ')' => depth -= 1,
@@ -221,6 +221,36 @@ fn every_module_has_a_header() {
     let ships = |file: &&Text| !is_test_file(&file.path);
     let violations: Vec<String> = files.iter().filter(ships).filter(bare).map(|file| file.path.clone()).collect();
     report("a file starts with a header", &violations);
+}
+
+/// Whether a file of a core has a type with state: one that others use, and that its own methods change.
+fn has_state(file: &Text) -> bool {
+    let lines = shipped(file);
+    let name_of = |line: &str| {
+        let (before, after) = line.split_once("struct ")?;
+        let name = after.split(|c: char| !c.is_alphanumeric()).next()?;
+        before.starts_with("pub").then(|| name.to_owned())
+    };
+    let types: BTreeSet<String> = lines.iter().filter_map(|(_, line)| name_of(line)).collect();
+    let mut within = false;
+    lines.iter().any(|(_, line)| {
+        if let Some(name) = inherent(line) {
+            within = types.contains(name);
+        } else if line.starts_with('}') {
+            within = false;
+        }
+        within && line.contains("&mut self")
+    })
+}
+
+#[test]
+fn state_of_a_core_says_what_it_owns() {
+    let cores = texts(|path| is_core(path) && !PURE_CRATES.iter().any(|library| path.starts_with(library)));
+    let stateful: Vec<&Text> = cores.iter().filter(|file| !is_test_file(&file.path) && has_state(file)).collect();
+    assert!(stateful.len() > 60, "the states are found");
+    let silent = stateful.iter().filter(|file| !file.text.lines().any(|line| line.starts_with("//! Owns ")));
+    let violations: Vec<String> = silent.map(|file| file.path.clone()).collect();
+    report("a header says what state the file owns", &violations);
 }
 
 #[test]

@@ -1,4 +1,6 @@
 //! The decisions, as plain values: what to write, what to report, and when to try again.
+//!
+//! Owns        the goal, as the replica has it; what is known to be on disk; the write, the sealing of files and the report in progress.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! The watched values that an agent has published for the rest of its process.
+//!
+//! Owns        the last value of each.
 
 use super::{Effect, SessionStatus};
 use crate::status::{ManagerWanted, NodeTrouble};

@@ -1,4 +1,6 @@
 //! The agent's inputs and outputs as values.
+//!
+//! Owns        the last event that was logged.
 
 pub use muster_messages::AskId;
 use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, AgentHello, HostFrame, Refusal, RootsOffer, SignReply};

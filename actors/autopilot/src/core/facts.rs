@@ -1,6 +1,8 @@
 //! What the autopilot decides by: the leader's own applied state, its Raft progress, and how long it has itself seen each node ready or
 //! down. Nothing that another leader observed counts (AUTO-8): clocks differ, and a leader that has just begun knows little.
 //!
+//! Owns        since when each node has been ready or down, as this leader saw it, and when maintenance ends.
+//!
 //! A voter's session may be down while the voter follows in Raft: that voter is not dead. The time for which a node counts as down
 //! therefore begins anew with each acknowledgement. A session ends a while after the node's last heartbeat. A voter that this leader heard
 //! within that while, and since it leads, counts as down from when it was last heard; any other node counts from when this leader sees that

@@ -1,5 +1,7 @@
 //! The decisions of the certificate authority, as plain values; signing itself is an effect.
 //!
+//! Owns        the pending requests, the step that each waits for, and the certificates of workloads that are valid.
+//!
 //! Every request is one [`Pending`] that passes through phases: admitted (joins only), caught up, signed, recorded (of
 //! workloads: confirmed), answered. Each step names what it waits for, so that a late result finds no request and changes nothing.
 

@@ -1,4 +1,6 @@
 //! Renewals and reads per second, over the last second or two.
+//!
+//! Owns        the counts of the present interval, and those of the one before.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! The elector of a Muster cluster. The cluster decides who holds the lease and until when; this machine keeps asking.
 //!
+//! Owns        the phase, the requests in flight, and the lease as it was last seen.
 //! Inputs      answers to its requests, the lease as watches show it, the end of the work.
 //! Outputs     acquire, renew, release, watch.
 //! Invariants  ELECTOR-2  it leads only between an acquisition and the earliest of: its renew deadline, a refused renewal, a

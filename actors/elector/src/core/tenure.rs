@@ -1,5 +1,6 @@
 //! One term of leadership, from winning the lease to the return of the work.
 //!
+//! Owns        the token of the term, when its last confirmed renewal was sent, and how it ends.
 //! Invariants  TENURE-1  leadership counts from before a renewal was sent, never from its answer, and only confirmed renewals
 //!                       extend it.
 //!             TENURE-2  once it has ended it does not resume, whatever answers still arrive.

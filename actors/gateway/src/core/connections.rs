@@ -1,5 +1,6 @@
 //! All connections on the port, from first packet to end: limits, and which connections are disconnected.
 //!
+//! Owns        the entry of each connection, and the counts of each pool, principal and kind.
 //! Invariants  CONN-1  a connection is registered under its principal before it is judged. A block that is applied after the
 //!                     decision finds the connection, and one applied before is part of the decision: nothing slips between.
 //!             CONN-2  unauthenticated connections never take a permit from an authenticated one: waiting and anonymous

@@ -1,4 +1,6 @@
 //! Log lines about offenders: the first per offender and reason immediately, then one per minute with a count.
+//!
+//! Owns        the offenders of the last minute, each with its count and when it was last logged.
 
 use std::collections::BTreeMap;
 use std::fmt;

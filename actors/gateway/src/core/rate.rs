@@ -1,4 +1,6 @@
 //! Rate limits per source: a bounded number of token buckets.
+//!
+//! Owns        a bucket for each of the latest sources.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! Backlog: Raft messages waiting for room in a peer's window.
 //!
+//! Owns        the packets, in order of arrival, and how many were dropped.
 //! Invariants  MESH-11  a peer that reads nothing costs bounded memory: the oldest messages are dropped, and Raft is informed.
 //! Why drop the oldest: Raft sends again by itself, and only its latest messages still matter.
 

@@ -1,5 +1,6 @@
 //! Frames of the cluster library's wire format: a length of eight bytes, big-endian, then one protobuf message.
 //!
+//! Owns        the bytes of a frame that has not arrived whole; how far outgoing bytes have left.
 //! Invariants  MESH-1  a frame is passed on whole or not at all, so that no part of a forbidden one arrives.
 //!             MESH-2  a length field alone reserves no memory: the buffer grows with the bytes received.
 //! Why a protobuf reader of our own: the library's generated types are private, and a filter that reads only the

@@ -1,4 +1,6 @@
 //! Calls to services that wait for room in their window, each until its deadline.
+//!
+//! Owns        the calls, in order of arrival, each with its deadline. Too many are refused.
 
 use std::collections::VecDeque;
 use std::time::Duration;

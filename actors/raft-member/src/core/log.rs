@@ -1,6 +1,7 @@
 //! The log in memory, as the `raft` crate reads it: everything since the last compaction; the disk has the
 //! same.
 //!
+//! Owns        the entries, the position of the state machine, and the snapshot that can be offered.
 //! Invariants  LOG-1  entries are contiguous, from `before.index + 1` to `last()`.
 
 use std::collections::{BTreeSet, VecDeque};

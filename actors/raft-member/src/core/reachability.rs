@@ -1,5 +1,6 @@
 //! Reachability checks: which members respond to the leader now.
 //!
+//! Owns        the checks in progress, and the latest heartbeat round that each member has acknowledged.
 //! Invariants  REACH-1  a member is reported reachable only if it acknowledged a heartbeat that was sent after the check began.
 //! Why the latest acknowledgement does not suffice: it can be one election timeout old before the leader misses its sender,
 //! and a membership change that counts a dead member loses the quorum.

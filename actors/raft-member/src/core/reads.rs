@@ -1,5 +1,6 @@
 //! Linearizable reads: each waits for one read-index round, and then until this member has applied that far.
 //!
+//! Owns        the reads that wait for a round, for its confirmation, or for an index to be applied.
 //! Invariants  READ-1  a read sees everything that was acknowledged before it was requested: its round starts afterwards.
 //! Why rounds are shared: each costs a heartbeat to every peer, so one round serves all reads that wait when it is
 //! sent.

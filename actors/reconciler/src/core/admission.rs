@@ -1,5 +1,6 @@
 //! The state of one participant: from a lease of its own to serving, and out again.
 //!
+//! Owns        the phase of the participant, its lease and token, and the request in flight.
 //! Inputs      the lease won and lost, answers, the request to leave.
 //! Outputs     announce, admit, watch; its state.
 //! Invariants  SERVE-1  it serves only between an admission that the cluster confirmed and the earliest of: its lease lost, its

@@ -1,4 +1,6 @@
 //! When to retry, and when to log a failure.
+//!
+//! Owns        the next pause; the last failure that was logged.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! The role manager's annotations of nodes beside the replicated state: dial-backs, lost data, a learner's progress. All
 //! can be learned again, at worst when the node asks again.
+//!
+//! Owns        one annotation for each node that has any.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

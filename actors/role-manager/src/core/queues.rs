@@ -1,4 +1,6 @@
 //! The two queues: what remains to be done between requests and facts, and why it is not done yet.
+//!
+//! Owns        for each node that is not settled: what is pending, since when, and what it waits for.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,7 @@
 //! Questions to the authority above: one at a time, and when the next one is due.
 //!
+//! Owns        the question in progress, for which root it was, and the pause after a failed one.
+//!
 //! Only this leader knows: the next one asks anew, with the same request.
 
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! The decisions of a root rotation, as plain values; signing itself is an effect.
+//!
+//! Owns        the steps in flight, the requests of operators and acknowledgements that wait for them, and the time of the next look.
 
 mod above;
 mod plan;

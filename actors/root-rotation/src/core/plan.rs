@@ -1,4 +1,6 @@
 //! What a rotation needs next, from the applied state and the time.
+//!
+//! Owns        since when nodes are awaited.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! Bucket: how many may pass per second, and when the others should retry.
 //!
+//! Owns        the level of the bucket, and how many refused agents are expected to retry.
 //! Invariants  SESSION-5  refused agents get different retry times, spread at the rate at which they can be admitted:
 //!                        one time for all only moves the stampede.
 

@@ -1,5 +1,6 @@
 //! Digests: this host's reports about its sessions to the leader.
 //!
+//! Owns        the facts of all sessions, which of them the leader lacks, and the digest in flight.
 //! Invariants  SESSION-7  the current leader has a full digest of this host, or is being sent one: a change of leader, a failed
 //!                        digest and the passing of `digest_every` each lead to a full one.
 //!             SESSION-8  one digest is in flight to a leader at a time, so they arrive in the order of their sequence; one

@@ -1,6 +1,7 @@
 //! Instances: two processes with one identity (a cloned disk) take one session from each other. Neither alone is at
 //! fault, so both must be named.
 //!
+//! Owns        the processes of each node whose process changed.
 //! Invariants  SESSION-6  a process that a newer one of the same node replaced never comes back if the node was merely
 //!                        restarted; if it does, there are two.
 

@@ -1,4 +1,6 @@
 //! The replicated state that concerns agents: each node's record, and what all of them share.
+//!
+//! Owns        the newest tables that the host has seen, and what it has computed from them for all nodes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! Which workloads apply to which node, computed once for all nodes with the same labels.
+//!
+//! Owns        the labels that any workload names, and the workloads of each combination of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

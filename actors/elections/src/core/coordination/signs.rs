@@ -1,5 +1,6 @@
 //! Which candidates are alive, by when their signs of life reached this leader.
 //!
+//! Owns        the last sign of each candidate, and when it arrived.
 //! Invariants  ELECT-2  this leader's monotonic clock decides whether a candidate lives, never the times written in it: of
 //!                      those, only whether they changed counts.
 

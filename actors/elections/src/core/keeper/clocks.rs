@@ -1,4 +1,6 @@
 //! A deadline per live lease.
+//!
+//! Owns        the clock of each lease, and a lower bound of the next deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

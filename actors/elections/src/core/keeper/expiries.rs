@@ -1,5 +1,7 @@
 //! Expiries in progress through the log.
 //!
+//! Owns        the leases whose expiry is due, proposed, or of unknown outcome.
+//!
 //! One of unknown outcome may still be applied, however long ago it was proposed. It is proposed again under its request id
 //! until the log has its outcome; of the two proposals the log applies the first, or neither.
 

@@ -1,4 +1,6 @@
 //! Waiting renewals: for a read that confirms this leader, or for the outcome of an expiry.
+//!
+//! Owns        the renewals, by what each waits for.
 
 use std::collections::BTreeMap;
 

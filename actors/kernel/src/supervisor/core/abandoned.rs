@@ -1,4 +1,6 @@
 //! Abandoned runs, until they end.
+//!
+//! Owns        the runs that ignored stop and kill, by child.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,6 @@
 //! The supervisor's state of one child.
+//!
+//! Owns        its policy, its run and phase, and its failures since it was last stable.
 
 use std::time::Duration;
 

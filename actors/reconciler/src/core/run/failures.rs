@@ -1,4 +1,6 @@
 //! Failures in a row, and the pauses after them.
+//!
+//! Owns        the number of failures since the last success, the last error, and the next pause.
 
 use super::super::retry::{Backoff, LogRule};
 use super::*;

@@ -1,4 +1,6 @@
 //! The progress of a run, for people. Written at most once a second, and only when it changed.
+//!
+//! Owns        the progress that was reported last, the report in flight, and the time of the next.
 
 use muster_messages::{PhaseReason, ReconcilerPhase, Word};
 

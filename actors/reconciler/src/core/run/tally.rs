@@ -1,4 +1,6 @@
 //! Counters over all attempts of this process, across terms, for metrics.
+//!
+//! Owns        the counters.
 
 use serde::{Deserialize, Serialize};
 

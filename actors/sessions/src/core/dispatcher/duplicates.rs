@@ -1,5 +1,7 @@
 //! Duplicates: nodes whose identity two processes use, according to the hosts' reports.
 //!
+//! Owns        since when hosts disagree about a node, the duplicates that are shown, and the events to write.
+//!
 //! Two signs: processes that alternate on one host, and two hosts that call one node ready with different processes for longer
 //! than a dead session can look alive.
 
