@@ -7,6 +7,7 @@ pub mod router;
 pub mod runs;
 pub mod switch;
 
+use std::fmt;
 use std::sync::Arc;
 
 use muster_messages::RaftId;
@@ -30,6 +31,18 @@ pub enum RaftData {
         file: String,
         why: String,
     },
+}
+
+impl fmt::Display for RaftData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Present => f.write_str("present"),
+            Self::Missing { held } => write!(f, "missing: that of Raft member {held} is gone"),
+            Self::Damaged { held: Some(held), file, why } => write!(f, "damaged, of Raft member {held}: {file}: {why}"),
+            Self::Damaged { held: None, file, why } => write!(f, "damaged: {file}: {why}"),
+        }
+    }
 }
 
 impl RaftData {

@@ -234,7 +234,7 @@ impl Shell for MembershipAgent {
     fn view(&self) -> Value {
         json!({
             "holds": self.core.holds(), "assigned": self.core.assigned(), "waiting": self.core.waiting(),
-            "data": format!("{:?}", self.data()),
+            "data": self.data().to_string(),
         })
     }
 }

@@ -260,7 +260,7 @@ impl ContendedElection {
                 }
                 if let What::Lease { intent, .. } = what {
                     out.push(Effect::ElectionEvent(ElectionEvent::Failed {
-                        why: format!("the lease was not written: {intent:?}"),
+                        why: format!("the lease was not written: {intent}"),
                     }));
                 }
             }

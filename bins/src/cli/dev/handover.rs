@@ -53,13 +53,16 @@ pub async fn contend(cluster: &mut LocalCluster, folder: &Path) -> Outcome<Hando
         return Err(Failure::internal(text));
     }
     if to.holder == from.holder || to.token <= from.token {
-        return Err(Failure::internal(format!("the lease passed from {from:?} to {to:?}")));
+        let (before, after) =
+            (format!("{} (token {})", from.holder, from.token), format!("{} (token {})", to.holder, to.token));
+        return Err(Failure::internal(format!("the lease passed from {before} to {after}")));
     }
     let lease = LeaseRef { namespace: "default".to_owned(), name: LEASE.to_owned() };
     let shown = cluster.ask(Request::Lease(LeaseRequest::Get { lease })).await?;
     let shown: LeaseView = serde_json::from_value(shown).map_err(Failure::internal)?;
     if shown.fencing_token.0 != to.token {
-        return Err(Failure::internal(format!("the cluster shows {shown:?}, but the holder has token {}", to.token)));
+        let text = format!("the cluster shows token {}, but the holder has {}", shown.fencing_token.0, to.token);
+        return Err(Failure::internal(text));
     }
     for candidate in &mut candidates {
         candidate.end(Signal::TERM).await?;

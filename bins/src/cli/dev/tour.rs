@@ -207,7 +207,8 @@ async fn refuse_removed(cluster: &mut LocalCluster) -> Outcome<StepReport> {
     cluster.stop_node("n5").await?;
     match cluster.restart_until_exit("n5").await? {
         Some(6) => StepReport::text("n5 is refused with its old certificate and exits with status 6"),
-        other => Err(Failure::internal(format!("n5 ended with {other:?} instead of exit status 6"))),
+        Some(code) => Err(Failure::internal(format!("n5 ended with exit status {code} instead of 6"))),
+        None => Err(Failure::internal("n5 ended by a signal instead of with exit status 6")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! From the scene and the signs of life to the next action.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use muster_messages::{Lease, Moment, WallTime};
 
@@ -18,6 +19,17 @@ pub enum Intent {
     Prefer { name: Option<String>, strategy: Option<String> },
     /// Another coordinator's strategy.
     Label { strategy: String },
+}
+
+impl fmt::Display for Intent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Elect { name, strategy } => write!(f, "{name} was to become the holder, by {strategy}"),
+            Self::Prefer { name: Some(name), .. } => write!(f, "{name} was to become the preferred holder"),
+            Self::Prefer { name: None, .. } => f.write_str("the preferred holder was to be cleared"),
+            Self::Label { strategy } => write!(f, "the strategy {strategy} was to be noted"),
+        }
+    }
 }
 
 /// The state of an election, for people.

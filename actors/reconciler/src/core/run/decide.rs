@@ -33,7 +33,7 @@ impl Run {
             None => {}
         }
         let Some(path) = view.path.as_ref().and_then(Word::known) else {
-            let message = format!("unknown gate path: {:?}", view.path.as_ref().map(Word::text));
+            let message = format!("unknown gate path: {}", view.path.as_ref().map_or("none", Word::text));
             return self.wait(ReconcilerPhase::Blocked, PhaseReason::UnknownPath, message);
         };
         let blocked = view.blockers_in_all > 0;
