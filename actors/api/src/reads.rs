@@ -94,7 +94,7 @@ impl Reads<'_> {
         let (seen, node) = tokio::select! {
             biased;
             own = settled => (digest(&own), inspect.render_marked(&own).await?),
-            answer = inspect.staleable(false) => (known, answer?),
+            answer = Box::pin(inspect.staleable(false)) => (known, answer?),
         };
         Ok(format!("{{\"seen\":{seen},\"node\":{node}}}"))
     }
