@@ -132,7 +132,7 @@ async fn serve(service: Service, connection: Connection, stops: watch::Receiver<
             serve_http(service, caller, network, connection.stream).await;
         }
         _ => {
-            drop(stops); // nobody waits for it
+            drop(stops); // the native protocol has no such end, and a stop does not wait for it
             let frames = Framed::new(connection.stream).with_limit(service.ports.limits.frame(&caller));
             let ended = serve_native(service, Arc::new(move || caller.clone()), origin, frames).await;
             if let Err(error) = ended {

@@ -40,12 +40,12 @@ pub struct KeyChange {
     pub took: Duration,
 }
 
-/// Writes batches into a new directory below `folder`, and returns how long each took. Ends early once `goes_on` is false. Blocks.
+/// Writes batches into a new directory below `folder`, and returns how long each took. Ends early once `continues` is false. Blocks.
 pub fn writes(
     folder: &Path,
     sealed: bool,
     batches: Batches,
-    goes_on: &(dyn Fn() -> bool + Sync),
+    continues: &(dyn Fn() -> bool + Sync),
 ) -> Result<Vec<Duration>, LogFault> {
     let (dir, keys) = prepare(folder)?;
     make_dir(&dir)?;
@@ -54,7 +54,7 @@ pub fn writes(
         let mut disk = EngineDisk::open_log(&dir, &Arc::new(DefaultFileSystem), seal)?;
         disk.write(&[founded(vec![7; 64])])?;
         let mut times = Vec::new();
-        for number in (0..batches.count).take_while(|_| goes_on()) {
+        for number in (0..batches.count).take_while(|_| continues()) {
             let write = batches.appended(number);
             let begun = Instant::now();
             disk.write(&[write])?;
@@ -70,13 +70,13 @@ pub fn key_change(
     folder: &Path,
     state: usize,
     batches: Batches,
-    goes_on: &(dyn Fn() -> bool + Sync),
+    continues: &(dyn Fn() -> bool + Sync),
 ) -> Result<KeyChange, LogFault> {
     let (dir, keys) = prepare(folder)?;
     let mut member = Member::open(&dir, &keys)?;
     member.write(founded(vec![7; state]))?;
     let mut before = Vec::new();
-    for number in (0..batches.count).take_while(|_| goes_on()) {
+    for number in (0..batches.count).take_while(|_| continues()) {
         before.push(member.write(batches.appended(number))?);
     }
     let key = keys.add_key(KeyUse::Raft).map_err(|fault| of_keyring(&keys, &fault))?;

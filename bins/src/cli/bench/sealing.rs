@@ -53,14 +53,14 @@ fn folder_in(dir: Option<&Path>) -> Outcome<TempDir> {
 
 /// Blocks. Once `stop` is true it ends soon, with whatever outcome.
 fn measured(args: &BenchSealing, folder: &Path, stop: &AtomicBool, out: Out) -> Outcome<Value> {
-    let goes_on = || !stop.load(Ordering::Relaxed);
+    let continues = || !stop.load(Ordering::Relaxed);
     let batches = Batches { count: args.batches, entries: ENTRIES, bytes: ENTRY_BYTES };
     let mut times = [Vec::new(), Vec::new()];
-    for round in (1..=args.rounds).take_while(|_| goes_on()) {
+    for round in (1..=args.rounds).take_while(|_| continues()) {
         // Neither is always first.
         for sealed in [round % 2 == 0, round % 2 == 1] {
             let took =
-                within(folder, |folder| trial::writes(folder, sealed, batches, &goes_on).map_err(Failure::internal))?;
+                within(folder, |folder| trial::writes(folder, sealed, batches, &continues).map_err(Failure::internal))?;
             times[usize::from(sealed)].extend(took);
         }
         out.say(format!("round {round} of {} done", args.rounds));
@@ -68,7 +68,7 @@ fn measured(args: &BenchSealing, folder: &Path, stop: &AtomicBool, out: Out) -> 
     let state = args.state as usize * (1 << 20);
     let behind = Batches { count: BATCHES_BEHIND_STATE, ..batches };
     let change =
-        within(folder, |folder| trial::key_change(folder, state, behind, &goes_on).map_err(Failure::internal))?;
+        within(folder, |folder| trial::key_change(folder, state, behind, &continues).map_err(Failure::internal))?;
     let ratio = sum(&times[1]).as_secs_f64() / sum(&times[0]).as_secs_f64().max(1e-9);
     let pause = change.meanwhile.iter().max().copied().unwrap_or_default();
     let [clear, sealed] = times.map(document);

@@ -174,10 +174,10 @@ impl LocalCluster {
                     }
                 }
             };
-            let told = std::cell::Cell::new(false);
+            let reported = std::cell::Cell::new(false);
             let is_locked = |version: Revision| {
                 locked_at.set(Some(Instant::now()));
-                if !told.replace(true) {
+                if !reported.replace(true) {
                     report.borrow_mut()(&nodes[i], News::Locked(version));
                 }
             };
