@@ -161,7 +161,7 @@ impl LocalCluster {
         let (nodes, dir, resumed) = (&self.state.nodes, &self.dir, matches!(entry, Entry::Resume));
         let report = std::cell::RefCell::new(report);
         // When one of them was last seen locked.
-        let locked_at = std::cell::Cell::new(None);
+        let locked_at = std::cell::Cell::new(None::<Instant>);
         let waits = waits.map(async |(i, process)| {
             let socket = dir.join(&nodes[i].name).join("muster.sock");
             let ready = async {
