@@ -15,7 +15,6 @@ use muster_elector::{
 };
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{AuthorityState, ErrorCode, FencingToken, LeaseView, Liveness, NodeView, Revision, millis};
-use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -166,8 +165,8 @@ impl Load {
     /// Ends the work. `never_down`: the nodes that must not be shown down.
     fn end(self, world: &World, never_down: &[NodeView]) -> Noticed {
         self.stop.store(true, Ordering::Relaxed);
-        let ended = |writer| self.runtime.block_on(writer).expect("the writer does not panic");
-        let failed_writes = self.writers.into_iter().filter_map(|writer| ended(writer).err()).collect();
+        let ended = self.writers.into_iter().map(|writer| self.runtime.block_on(writer));
+        let failed_writes = ended.filter_map(|ended| ended.expect("the writer does not panic").err()).collect();
         let now = held(world);
         let is_lost =
             |name: &str, before: &Tenure| now.get(name).is_none_or(|lease| lease.expired || tenure(lease) != *before);
