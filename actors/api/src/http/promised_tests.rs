@@ -113,20 +113,20 @@ fn what_would_break_a_client_is_named() {
         (format!("{SCHEMAS}/Thing/properties/labels"), json!(null), "answer 200.items[].labels: is gone"),
         (format!("{SCHEMAS}/Thing/required"), json!(["name"]), "answer 200.items[].size: may be missing now"),
         (
-            &format!("{SCHEMAS}/Thing/properties/name/type"),
+            format!("{SCHEMAS}/Thing/properties/name/type"),
             json!("integer"),
             "its type was \"string\", and is \"integer\"",
         ),
         (format!("{SCHEMAS}/Thing/properties/name/type"), json!(["string", "null"]), "items[].name: its type was"),
         (
-            &format!("{SCHEMAS}/Thing/properties/labels/additionalProperties/type"),
+            format!("{SCHEMAS}/Thing/properties/labels/additionalProperties/type"),
             json!("integer"),
             "labels.*: its type",
         ),
         (format!("{SCHEMAS}/Things/properties/items/items"), json!(null), "items[]: its type was"),
         (format!("{SCHEMAS}/Refused/properties/code"), json!(null), "answer default.code: is gone"),
         (
-            &format!("{WRITE}/responses/200/content/application~1json/schema/oneOf/-"),
+            format!("{WRITE}/responses/200/content/application~1json/schema/oneOf/-"),
             json!({"type": "string"}),
             "answered now",
         ),
