@@ -116,7 +116,7 @@ async fn first_frame_leaves_before_the_managers_greeting() {
 /// What a locked daemon's port does, whether it has read the first bytes or not.
 #[tokio::test]
 async fn connection_that_is_closed_at_once_hints_at_a_lock() {
-    let world = World::new();
+    let world = World::new(1);
     for reads in [false, true] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap().to_string();
