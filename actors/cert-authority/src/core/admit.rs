@@ -1,6 +1,6 @@
 //! Admission of new nodes: tokens, retries, names.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use muster_messages::{
     CertIdentity, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Name, NodeId, NodeRecord, Principal,
@@ -196,13 +196,13 @@ impl CertAuthority {
             Phase::Admitting { name, .. } if p.cert_request.node() != Some(cert_request.node) => name.as_ref(),
             _ => None,
         });
-        let proposed: HashSet<&Name> = proposed.collect();
+        let proposed: BTreeSet<&Name> = proposed.collect();
         let is_taken = |n: &Name| proposed.contains(n) || self.tables.mistaken_for(n, None).is_some();
         if !is_taken(wanted) {
             return wanted.clone();
         }
         // Thousands of machines made from one image have one host name: a scan of all nodes for each number would take seconds.
-        let written: HashSet<&Name> = self.tables.nodes.values().map(|n| &n.name).collect();
+        let written: BTreeSet<&Name> = self.tables.nodes.values().map(|n| &n.name).collect();
         unique(wanted, |n| written.contains(n) || is_taken(n))
     }
 
