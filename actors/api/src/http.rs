@@ -93,8 +93,6 @@ pub(crate) struct Network {
     pub refused: Option<Refusal>,
     pub source: Option<IpAddr>,
     pub origin: Origin,
-    /// Whether the client has negotiated HTTP/2.
-    pub is_http2: bool,
     /// When the connection is to end in order. Its owner drops it if that takes too long.
     pub end: Option<BoxFuture<'static, ()>>,
 }
@@ -107,7 +105,7 @@ where
     let (pause, heads) = (Pause::default(), Heads::default());
     let (reads, writes) = tokio::io::split(stream);
     let stream = tokio::io::join(Limited::new(Paced::new(reads, pause.clone()), heads.clone()), writes);
-    let Network { refused, source, origin, is_http2, end } = network;
+    let Network { refused, source, origin, end } = network;
     let idle = if caller == Principal::Anonymous { ANONYMOUS_IDLE_DEADLINE } else { IDLE_DEADLINE };
     let peer = Peer { source, pause, origin: Arc::new(origin), ..Peer::of(service, caller, refused) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -128,8 +126,6 @@ where
             answer
         }
     });
-    // Without that, one that ends before its first bytes are read is closed without a GOAWAY.
-    let builder = if is_http2 { builder.http2_only() } else { builder };
     let end = end.unwrap_or_else(|| Box::pin(pending()));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), answer));
     let ended = tokio::select! {

@@ -126,7 +126,6 @@ async fn serve(service: Service, connection: Connection, stops: watch::Receiver<
                 refused: connection.refused,
                 source: Some(connection.remote.ip()),
                 origin,
-                is_http2: connection.alpn.as_deref() == Some(b"h2"),
                 end: Some(end.boxed()),
             };
             serve_http(service, caller, network, connection.stream).await;

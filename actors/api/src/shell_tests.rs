@@ -365,7 +365,8 @@ async fn http2_connection_ends_after_what_it_received() {
             assert!(unsent.is_canceled(), "the client knows that it was not sent: {unsent:?}");
             confirm(&mut raft);
             assert_eq!(asked.await.unwrap().unwrap(), StatusCode::OK, "it was received before");
-            driver.await.unwrap().unwrap();
+            // The connection may end before the client has acknowledged that.
+            drop(driver.await.unwrap());
         };
         if api_stops {
             tokio::join!(harness.finish(), client);

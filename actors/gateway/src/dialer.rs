@@ -26,7 +26,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::dial_error_text::ClockFault;
 use crate::local_replica::LocalReplica;
-use crate::tls::{ClientTls, identity_of, roots_known_by};
+use crate::tls::{ClientTls, identity_of, offered, roots_known_by};
 
 /// How long each stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,7 +214,7 @@ impl Dialer {
                 (config, Some(credentials.identity.clone()))
             }
             Trust::Root { root_pem } => {
-                let config = muster_pki::client_config(root_pem, None, service.alpn());
+                let config = muster_pki::client_config(root_pem, None, offered(service));
                 (config, None)
             }
         };

@@ -123,9 +123,17 @@ impl ClientTls {
             return Ok(config.clone());
         }
         let root = &credentials.root_pem;
-        let config = muster_pki::client_config(root, Some(credentials), service.alpn())?;
+        let config = muster_pki::client_config(root, Some(credentials), offered(service))?;
         built.insert(service, (credentials.clone(), config.clone()));
         Ok(config)
+    }
+}
+
+/// What a dialer offers. Callers of [`Service::Http`] speak HTTP/1.1 over what was dialed.
+pub(crate) fn offered(service: Service) -> &'static [&'static [u8]] {
+    match service {
+        Service::Http => &[b"http/1.1"],
+        _ => service.alpn(),
     }
 }
 

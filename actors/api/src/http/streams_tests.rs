@@ -99,27 +99,3 @@ async fn http2_connection_stays_open_between_requests() {
         sleep(Duration::from_secs(60)).await;
     }
 }
-
-/// K2.11.
-#[tokio::test]
-async fn connection_that_ends_before_its_first_bytes_says_so() {
-    const GOAWAY: u8 = 7;
-    let world = World::new();
-    let (mut near, far) = tokio::io::duplex(16 * 1024);
-    let network = Network { is_http2: true, end: Some(Box::pin(std::future::ready(()))), ..Network::default() };
-    let serving = tokio::spawn(serve_http(world.service.clone(), Principal::Operator, network, far));
-    sleep(IDLE).await;
-    // The preface, and settings without entries.
-    near.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-    loop {
-        let mut head = [0; 9];
-        near.read_exact(&mut head).await.expect("a GOAWAY before the end");
-        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
-        near.read_exact(&mut payload).await.unwrap();
-        if head[3] == GOAWAY {
-            break;
-        }
-    }
-    drop(near);
-    serving.await.unwrap();
-}

@@ -156,7 +156,7 @@ async fn http_service_gets_refusals_and_first_bytes() {
     open.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     open.flush().await.unwrap();
     let mut silent_client = gate.received(Service::Http).await;
-    assert_eq!((&silent_client.identity, silent_client.alpn.as_deref()), (&None, Some(&b"h2"[..])));
+    assert_eq!((&silent_client.identity, silent_client.alpn.as_deref()), (&None, Some(&b"http/1.1"[..])));
     let mut request = vec![0; 18];
     silent_client.stream.read_exact(&mut request).await.unwrap();
     assert_eq!(request, b"GET / HTTP/1.1\r\n\r\n");

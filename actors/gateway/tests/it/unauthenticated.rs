@@ -220,7 +220,11 @@ async fn evicted_http_client_is_told_before_the_end() {
         clients.push(open);
         let mut served = gate.received(Service::Http).await;
         tokio::spawn(async move {
-            served.kill.retired().await;
+            tokio::select! {
+                () = served.kill.retired() => {}
+                // The gateway ends.
+                _ = served.kill.wait() => return,
+            }
             served.stream.write_all(b"end").await.unwrap();
             served.stream.flush().await.unwrap();
             served.kill.wait().await;

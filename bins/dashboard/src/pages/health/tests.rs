@@ -161,7 +161,7 @@ const CHECKS: [Check; 25] = [
         "status",
         "MusterManagersMissing",
         |v| v["declared"] = json!({"managers": 7, "paused": null}),
-        &["7 are declared", "muster autopilot state"],
+        &["7 declared", "muster autopilot state"],
     ),
     (
         "status",
