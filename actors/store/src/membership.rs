@@ -6,8 +6,8 @@
 //! commit, and its membership would then be a vote that no node casts.
 
 use muster_messages::{
-    CommandRefusal, EventKind, IDENTITY_LEVEL, Member, MembershipChange, MembershipChangeKind, NodeId, RaftId,
-    Revision, Role, Tables, Term,
+    CommandRefusal, EventKind, Member, MembershipChange, MembershipChangeKind, NodeId, RaftId, Revision, Role, Tables,
+    Term,
 };
 
 use crate::apply::Stamp;
@@ -138,9 +138,7 @@ fn next_id_is(tables: &Tables, raft_id: RaftId) -> Result<(), CommandRefusal> {
 }
 
 fn log(tables: &mut Tables, stamp: &Stamp<'_>, node: NodeId, raft_id: RaftId, before: &str, after: &str) {
-    // What earlier builds write at their feature levels.
-    let of = if tables.feature_level() < IDENTITY_LEVEL { "seat" } else { "Raft member" };
-    let reason = format!("{of} {raft_id}");
+    let reason = format!("seat {raft_id}");
     let stamp = Stamp { reason: &reason, ..*stamp };
     let (before, after) = (Some(before.to_owned()), Some(after.to_owned()));
     stamp.log(tables, EventKind::Membership, Some(node), before, after);

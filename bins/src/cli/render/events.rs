@@ -1,6 +1,8 @@
 //! Events, a line each.
 
-use muster_messages::{EventView, ID_LEN};
+use std::borrow::Cow;
+
+use muster_messages::{EventKind, EventView, ID_LEN, word};
 
 use super::{Names, when};
 use crate::cli::output::{Table, or_dash, short};
@@ -31,12 +33,20 @@ pub fn event_lines(events: &[EventView], names: &Names, width: Option<usize>) ->
             event.kind.clone(),
             or_dash(event.node.map(|id| readable(id.as_str(), names))),
             readable(&change, names),
-            format!("{} (by {by})", event.reason),
+            format!("{} (by {by})", reason(event)),
         ]);
     }
     let text = table.render();
     let Some(width) = width else { return text };
     text.lines().map(|line| line.chars().take(width).chain(['\n']).collect::<String>()).collect()
+}
+
+/// Members of Raft are recorded as `seat N`, by every build: the word is replaced here only.
+fn reason(event: &EventView) -> Cow<'_, str> {
+    match event.reason.strip_prefix("seat ") {
+        Some(raft_id) if event.kind == word(EventKind::Membership) => format!("Raft member {raft_id}").into(),
+        _ => event.reason.as_str().into(),
+    }
 }
 
 /// The text with nodes' names in place of their ids, and the first digits of serial numbers.
@@ -82,7 +92,7 @@ mod tests {
             "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice-of-the-night-shift)\n"
         );
         let member = read(json!([{"revision": 8, "at": "2024-01-01T00:00:00Z", "kind": "membership",
-            "node": "0123456789abcdefghijklmno", "by": {"kind": "cluster"}, "reason": "Raft member 4", "before": "none",
+            "node": "0123456789abcdefghijklmno", "by": {"kind": "cluster"}, "reason": "seat 4", "before": "none",
             "after": "learner"}]));
         let text = event_lines(&member, &Names::new(), None);
         assert!(text.ends_with("  none -> learner  Raft member 4 (by the cluster)\n"), "{text}");
