@@ -218,8 +218,10 @@ async fn evicted_http_client_is_told_before_the_end() {
         open.write_all(b"GET").await.unwrap();
         open.flush().await.unwrap();
         clients.push(open);
-        let mut served = gate.received(Service::Http).await;
+        let served = gate.received(Service::Http).await;
         tokio::spawn(async move {
+            // All of it: its place is free once its last part is dropped.
+            let mut served = served;
             tokio::select! {
                 () = served.kill.retired() => {}
                 // The gateway ends.
