@@ -91,8 +91,9 @@ impl ApiShell {
                             }
                         }
                         Ok(ClientProtocol::Http(stream)) => {
-                            let end = Some(until_stop(stops.subscribe()));
+                            let (waits, end) = (stops.subscribe(), Some(until_stop(stops.subscribe())));
                             serve_http(service, caller(), Network { origin, end, ..Network::default() }, stream).await;
+                            drop(waits); // a stop has waited for it
                         }
                         Ok(ClientProtocol::Nothing) | Err(_) => {}
                     }
@@ -103,7 +104,7 @@ impl ApiShell {
     }
 }
 
-/// Ends when the actor is asked to stop.
+/// Ends when the actor is asked to stop. Then it holds its receiver no longer: what serves a connection has another one.
 fn until_stop(mut stops: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
     async move { stops.wait_for(|stops| *stops).await.map_or((), drop) }.boxed()
 }
@@ -115,7 +116,7 @@ async fn serve(service: Service, connection: Connection, stops: watch::Receiver<
     let origin = Origin { via, serial, forwarder: None };
     match connection.service {
         Port::Http => {
-            let (kill, stop) = (connection.kill.clone(), until_stop(stops));
+            let (kill, stop) = (connection.kill.clone(), until_stop(stops.clone()));
             let end = async move {
                 tokio::select! {
                     () = kill.retired() => {}
@@ -129,6 +130,7 @@ async fn serve(service: Service, connection: Connection, stops: watch::Receiver<
                 end: Some(end.boxed()),
             };
             serve_http(service, caller, network, connection.stream).await;
+            drop(stops); // a stop has waited for it
         }
         _ => {
             drop(stops); // the native protocol has no such end, and a stop does not wait for it
