@@ -136,7 +136,13 @@ impl Fleet {
             release(RELEASES[RELEASES.len() - 1])
         };
         world.log(format!("every later start is of release {target}"));
+        let up = || world.fleet.processes.iter().enumerate().filter(|(_, process)| process.up);
+        let restarted =
+            up().map(|(number, _)| number).next().filter(|_| up().all(|(_, process)| process.release != target));
         world.fleet.target = Some(target);
+        if let Some(number) = restarted {
+            Process::stop(world, number);
+        }
     }
 
     pub(crate) fn operator_asks(world: &mut World, request: ReconcilerRequest) {
