@@ -118,6 +118,11 @@ fn tls_help(failed: &io::Error) -> Option<&'static str> {
         Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
             Some("the peer belongs to another cluster, or is not a muster node")
         }
+        // Its root has the name of one that is trusted, and another key.
+        Some(rustls::Error::InvalidCertificate(CertificateError::BadSignature)) => Some(
+            "the peer has another root of this cluster than those that this node trusts: was the cluster restored from a backup that is older \
+             than a rotation of its root? Then this node must join it again, with an empty directory",
+        ),
         _ => None,
     }
 }

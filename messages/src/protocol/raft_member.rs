@@ -39,7 +39,8 @@ pub enum ProposeError {
     /// The replicated state is full: a state above a snapshot's limit could not be given to a manager.
     #[error(
         "the replicated state is full: about {bytes} bytes, and {limit} are allowed for this kind of change; delete objects, \
-         labels, tokens or reconciler definitions that are not needed, or raise [mesh] max_snapshot_bytes on every manager"
+         labels, tokens or reconciler definitions that are not needed (counted within seconds), or raise [mesh] max_snapshot_bytes on every \
+         manager"
     )]
     StateFull { bytes: u64, limit: u64 },
 }

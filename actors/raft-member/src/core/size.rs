@@ -1,11 +1,12 @@
 //! The size of the state, and the writes that the leader refuses because of it.
 //!
-//! Owns        the size of the last encoded snapshot, and the bytes of the entries applied since.
+//! Owns        the size of the last encoded snapshot, the bytes of the entries applied since, and whether a command was refused since.
 //! Inputs      encoded snapshots, applied entries, proposed commands.
 //! Outputs     `StateFull` for a command for which there is no room; whether the size should be measured.
 //! Invariants  SIZE-1  the state stays below the maximum size of a snapshot: a larger one could not be sent to a manager that fell
 //!                     behind, and redundancy would be lost for good.
 //!             SIZE-2  commands that shrink the state or keep a full cluster alive are never refused.
+//!             SIZE-3  room that was freed counts after a pause, although the entries that freed it are small.
 //! Why an estimate: encoding a large state takes a core for a second. An entry grows the state by at most about its own size,
 //! so the estimate errs upwards; every snapshot replaces it by a measured size. The leader decides before it proposes:
 //! members need not agree.
@@ -30,6 +31,8 @@ pub(crate) struct StateSize {
     grown: u64,
     /// The part applied before the snapshot that is being encoded.
     before: u64,
+    /// A command was refused since the measured state.
+    refused: bool,
 }
 
 impl StateSize {
@@ -45,19 +48,21 @@ impl StateSize {
     }
     pub fn measured_now(&mut self, bytes: u64) {
         self.grown -= std::mem::take(&mut self.before).min(self.grown);
-        self.measured = bytes;
+        (self.measured, self.refused) = (bytes, false);
     }
     /// An upper estimate of the encoded state.
     pub fn estimate(&self) -> u64 {
         self.measured + self.grown
     }
-    /// Whether a refusal would rest on an estimate that errs by more than a hundredth.
-    pub fn wants_measure(&self, config: &RaftConfig) -> bool {
-        self.estimate() >= share(config, DATA_SIXTEENTHS) && self.grown > config.max_snapshot_bytes / 128
+    /// Whether a refusal would rest on an estimate that errs by more than a hundredth, or one has, and the pause after the last measurement is
+    /// over (`paused`).
+    pub fn wants_measure(&self, config: &RaftConfig, paused: bool) -> bool {
+        let is_near = self.estimate() >= share(config, DATA_SIXTEENTHS);
+        (is_near && self.grown > config.max_snapshot_bytes / 128) || (self.refused && paused && self.grown > 0)
     }
     /// SIZE-1, SIZE-2. `waiting`: bytes of proposals that are not applied yet.
     pub fn refuse(
-        &self,
+        &mut self,
         config: &RaftConfig,
         waiting: usize,
         tables: &Tables,
@@ -73,7 +78,11 @@ impl StateSize {
             Growth::Data => share(config, DATA_SIXTEENTHS),
             Growth::Cluster => share(config, CLUSTER_SIXTEENTHS),
         };
-        (bytes > limit).then_some(ProposeError::StateFull { bytes, limit })
+        if bytes <= limit {
+            return None;
+        }
+        self.refused = true;
+        Some(ProposeError::StateFull { bytes, limit })
     }
 }
 

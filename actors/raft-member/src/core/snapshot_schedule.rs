@@ -18,6 +18,9 @@ use super::size::StateSize;
 /// The pause after a snapshot that could not be written. Otherwise every entry would trigger another one, and encoding takes a
 /// core: a full disk must cost only space.
 const SNAPSHOT_RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// While writes are refused for lack of room, the state is measured this often: what was deleted meanwhile makes room. Each measurement is a
+/// snapshot, and encoding a large one takes a core for a second.
+const MEASURE_PAUSE: Duration = Duration::from_secs(10);
 /// The write rate is averaged over `keep_time`: thirty marks suffice.
 const RATE_MARK_EVERY: Duration = Duration::from_secs(1);
 
@@ -29,6 +32,8 @@ pub(crate) struct SnapshotSchedule {
     bytes: u64,
     taking: bool,
     failed: Option<Moment>,
+    /// When this member last wrote one.
+    ended: Option<Moment>,
     size: StateSize,
     /// The end of the log, once a second: shows how many entries `keep_time` is worth.
     marks: VecDeque<(Moment, u64)>,
@@ -57,7 +62,8 @@ impl SnapshotSchedule {
     pub fn is_due(&self, now: Moment, applied: u64, config: &RaftConfig) -> bool {
         let since = applied.saturating_sub(self.index);
         // A write is refused for lack of room only by a measured size.
-        let measure = since > 0 && self.size.wants_measure(config);
+        let paused = self.ended.is_none_or(|at| now.since(at) >= MEASURE_PAUSE);
+        let measure = since > 0 && self.size.wants_measure(config, paused);
         let due = measure || since >= config.snapshot_entries || (since > 0 && self.bytes >= config.snapshot_bytes);
         let later = self.failed.is_some_and(|at| now.since(at) < SNAPSHOT_RETRY_PAUSE);
         due && !later && !self.taking
@@ -74,6 +80,7 @@ impl SnapshotSchedule {
         }
         self.failed = head.is_none().then_some(now);
         let head = head?;
+        self.ended = Some(now);
         self.size.measured_now(head.bytes);
         (head.index > self.index).then_some(head)
     }
@@ -101,8 +108,8 @@ impl SnapshotSchedule {
     pub fn index(&self) -> u64 {
         self.index
     }
-    pub fn size(&self) -> &StateSize {
-        &self.size
+    pub fn size(&mut self) -> &mut StateSize {
+        &mut self.size
     }
 }
 
@@ -128,6 +135,33 @@ mod tests {
         assert!(!schedule.is_due(at(0), 200, &config), "one is being written");
         assert_eq!(schedule.end(at(1), None), None);
         assert!(!schedule.is_due(at(10), 200, &config) && schedule.is_due(at(11), 200, &config));
+    }
+
+    /// SIZE-3.
+    #[test]
+    fn refusals_are_checked_against_a_new_measurement() {
+        use muster_messages::{Change, Command, NodeId, Principal, Tables, WallTime};
+        let config = RaftConfig { max_snapshot_bytes: 1_600, snapshot_entries: 1_000, ..config() };
+        let mut schedule = SnapshotSchedule::default();
+        schedule.begin();
+        assert!(schedule.end(at(0), Some(head(1))).is_some());
+        schedule.starts_from(1);
+        let refused = |schedule: &mut SnapshotSchedule, bytes: usize| {
+            let add = [("a".to_owned(), "b".to_owned())].into();
+            let label = Change::UpdateLabels { node: NodeId::from_entropy(1), add, remove: Default::default() };
+            let command = Command::idempotent(WallTime(0), Principal::Operator, "").change(label);
+            let entry = raft::eraftpb::Entry { data: vec![0; bytes].into(), ..Default::default() };
+            schedule.size().refuse(&config, 0, &Tables::default(), &command, &entry).is_some()
+        };
+        schedule.applied(1);
+        assert!(!refused(&mut schedule, 100) && !schedule.is_due(at(60), 2, &config), "nothing was refused");
+        assert!(refused(&mut schedule, 1_000));
+        assert!(!schedule.is_due(at(9), 2, &config) && schedule.is_due(at(10), 2, &config));
+        schedule.begin();
+        assert!(schedule.end(at(10), Some(head(2))).is_some());
+        schedule.starts_from(2);
+        schedule.applied(1);
+        assert!(!schedule.is_due(at(60), 3, &config), "the next refusal asks for the next one");
     }
 
     #[test]
