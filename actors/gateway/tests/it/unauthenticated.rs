@@ -212,21 +212,17 @@ async fn evicted_http_client_is_told_before_the_end() {
     let world = World::new(1);
     let mut gate = Gate::manager(&world, small(), known()).await;
     let dialer = Dialer::anonymous(&world.root.cert_pem);
-    let mut clients = Vec::new();
+    let (mut clients, mut serving) = (Vec::new(), tokio::task::JoinSet::new());
     for _ in 0..10 {
         let mut open = dialer.dial(&gate.addr, Service::Http, None).await.unwrap().stream.into_inner();
         open.write_all(b"GET").await.unwrap();
         open.flush().await.unwrap();
         clients.push(open);
         let served = gate.received(Service::Http).await;
-        tokio::spawn(async move {
+        serving.spawn(async move {
             // All of it: its place is free once its last part is dropped.
             let mut served = served;
-            tokio::select! {
-                () = served.kill.retired() => {}
-                // The gateway ends.
-                _ = served.kill.wait() => return,
-            }
+            served.kill.retired().await;
             served.stream.write_all(b"end").await.unwrap();
             served.stream.flush().await.unwrap();
             served.kill.wait().await;
@@ -239,6 +235,7 @@ async fn evicted_http_client_is_told_before_the_end() {
         let end = tokio::time::timeout(WAIT_LIMIT, client.read(&mut told)).await.expect("the end follows");
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     }
+    serving.shutdown().await;
     gate.finish().await;
 }
 
