@@ -32,7 +32,7 @@ fn fill(world: &World, at: &str, stored: &mut BTreeSet<u32>) {
     let (end, mut refused) = (Instant::now() + WAIT_LIMIT, 0);
     while refused < REFUSALS {
         assert!(Instant::now() < end, "neither stored nor refused");
-        let next = (0..).find(|number| !stored.contains(number)).expect("there is no last number");
+        let next = (0..).find(|number| !stored.contains(number)).expect("numbers do not end");
         match put(world, at, next) {
             Ok(_) => {
                 stored.insert(next);
@@ -49,7 +49,7 @@ fn fill(world: &World, at: &str, stored: &mut BTreeSet<u32>) {
             Err(failure) => panic!("{failure:?}"),
         }
     }
-    assert!(stored.len() * OBJECT_BYTES > MAX_DATA_BYTES / 2, "{} objects are no full state", stored.len());
+    assert!(stored.len() * OBJECT_BYTES > MAX_DATA_BYTES / 2, "{} objects do not fill the state", stored.len());
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn workloads_outlive_their_actor_and_the_leader() {
 const CONNECTIONS: usize = 13;
 const STREAMS_OF_CONNECTION: usize = 30;
 
-/// Each stream goes on and gets the next root: a program that misses it refuses the others.
+/// Each stream continues and gets the next root: a program that misses it refuses the others.
 #[test]
 #[ignore = "full tier"]
 fn hundreds_of_streams_follow_a_root_rotation() {
@@ -174,7 +174,7 @@ fn hundreds_of_streams_follow_a_root_rotation() {
         world.wait_for(async {
             loop {
                 let next = timeout(LIMIT, stream.message()).await.expect("a message in time");
-                let next = next.expect("the stream goes on").expect("a stream ends with a status");
+                let next = next.expect("the stream continues").expect("a stream ends with a status");
                 if next.svids[0].bundle.len() > one_root {
                     return;
                 }

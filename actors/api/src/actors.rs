@@ -7,7 +7,9 @@ use futures_util::future::join_all;
 use muster_kernel::AdminAction;
 use muster_messages::protocol::SessionsMsg;
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall, RunLogAsk, RunLogPart};
-use muster_messages::{ActorActionView, ErrorBody, ErrorCode, ErrorMark, Name, NodeId, OfNodeView, Replica, millis};
+use muster_messages::{
+    ActorActionView, ActorNode, ErrorBody, ErrorCode, ErrorMark, Name, NodeId, OfNodeView, Replica, millis,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -118,13 +120,9 @@ impl ActorRequests<'_> {
 
     async fn ask_tree(&self) -> Result<(String, Option<AdminAction>), ErrorBody> {
         let ApiPorts { tree, crash_allowed, .. } = &self.service.ports;
-        let _turn = match self.ask {
-            ActorsAsk::Tree | ActorsAsk::Inspect { .. } => Some(self.service.builders.turn().await),
-            _ => None,
-        };
         let (admin_action, path, crashed) = match self.ask {
-            ActorsAsk::Tree => return Ok((self.of_this_node(tree.snapshot().await)?, None)),
-            ActorsAsk::Inspect { path } => return Ok((self.of_this_node(tree.inspect(path).await?)?, None)),
+            ActorsAsk::Tree => return Ok((self.written(&tree.snapshot().await).await?, None)),
+            ActorsAsk::Inspect { path } => return Ok((self.written(&tree.inspect(path).await?).await?, None)),
             ActorsAsk::RunLog(ask) => return Ok((self.of_this_node(self.run_log(ask).await?)?, None)),
             ActorsAsk::Restart { path } => (tree.restart(path)?, path, None),
             ActorsAsk::Crash { .. } if !crash_allowed => {
@@ -135,6 +133,12 @@ impl ActorRequests<'_> {
         };
         let view = ActorActionView { path: path.clone(), restarting: crashed.is_none(), crashed };
         Ok((self.of_this_node(view)?, Some(admin_action)))
+    }
+
+    /// Waits for its turn only now: other lists do not wait for actors that are slow to show themselves.
+    async fn written(&self, root: &ActorNode) -> Result<String, ErrorBody> {
+        let _turn = self.service.builders.turn().await;
+        self.of_this_node(root)
     }
 
     async fn run_log(&self, ask: &RunLogAsk) -> Result<RunLogPart, ErrorBody> {
@@ -236,8 +240,6 @@ fn tree_of((node, name): &(NodeId, Name), answer: Result<String, ErrorBody>) -> 
 mod tests {
     use std::collections::BTreeSet;
     use std::sync::Arc;
-
-    use muster_messages::ActorNode;
 
     use super::*;
 

@@ -4,8 +4,8 @@
 //!                     is read beyond a small common share, within a limit and a time. So a connection costs its header, that
 //!                     share and one body, however many streams HTTP/2 gives it.
 //!             HTTP-2  no request's body waits for another request's body.
-//!             HTTP-3  a connection that this node ends although its client may go on elsewhere ends in order: what was received
-//!                     is answered while there is time, and the client is told what was not (GOAWAY in HTTP/2).
+//!             HTTP-3  a connection that this node ends although its client may continue elsewhere ends in order: what was
+//!                     received is answered while there is time, and the client learns what was not (GOAWAY in HTTP/2).
 
 mod actors;
 mod autolock;

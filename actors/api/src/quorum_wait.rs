@@ -29,9 +29,9 @@ impl QuorumWait {
         }
     }
 
-    /// A read waited this long, in vain. A short wait tells nothing new.
+    /// A read waited this long, in vain. A short wait shows nothing new, and neither does a failure without one: an election may be under way.
     pub fn was_in_vain(&self, waited: Duration) {
-        if waited >= WHOLE {
+        if waited >= WHOLE / 2 {
             *self.lost_at() = Some(Instant::now());
         }
     }
@@ -44,5 +44,22 @@ impl QuorumWait {
 
     fn lost_at(&self) -> MutexGuard<'_, Option<Instant>> {
         self.lost_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_without_a_wait_shortens_no_wait() {
+        let wait = QuorumWait::default();
+        wait.was_in_vain(Duration::from_millis(10));
+        assert_eq!(wait.now(), WHOLE, "an election may be under way");
+        wait.was_in_vain(WHOLE);
+        assert_eq!(wait.now(), SHORT);
+        wait.was_in_vain(SHORT);
+        tokio::time::advance(REMEMBERED).await;
+        assert_eq!(wait.now(), WHOLE, "short waits prolong nothing");
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use muster_kernel::Clock;
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{CaView, ErrorBody, ErrorCode, ErrorMark, Replica, Revision, WallTime};
+use tokio::time::Instant;
 
 use crate::core::{self, resolve};
 use crate::service::Asked;
@@ -42,23 +43,24 @@ impl Reads<'_> {
         let fresh = wants_fresh(&asked.request);
         let quorum_wait = if fresh { asked.left() } else { asked.left().min(service.quorum_wait.now()) };
         let local = matches!(asked.request.list(), Some((ListOf::Blocklist, _)));
+        let began = Instant::now();
         if leading || (local && !relayed) {
             return match service.replica(manager, quorum_wait).await {
                 Ok(replica) => self.render(&replica, None).await,
                 // The relaying manager looks for the new leader, and has a replica of its own.
                 Err(error) if fresh || relayed || !is_unavailable(error.code) => Err(error),
-                Err(_) => self.render_stale(quorum_wait).await,
+                Err(_) => self.render_stale(began).await,
             };
         }
         if relayed {
             return Err(not_leading());
         }
-        let limited = Asked { deadline: tokio::time::Instant::now() + quorum_wait, ..asked.clone() };
+        let limited = Asked { deadline: began + quorum_wait, ..asked.clone() };
         let forwarded = Writes { work: Work { asked: &limited, ..self.work } };
         match forwarded.to_leader().await {
             Ok(answer) => service.localize(asked, service.quorum_wait.confirmed(answer)),
             Err(error) if fresh || !is_unavailable(error.code) => Err(error),
-            Err(_) => self.render_stale(quorum_wait).await,
+            Err(_) => self.render_stale(began).await,
         }
     }
 
@@ -99,9 +101,9 @@ impl Reads<'_> {
         Ok(format!("{{\"seen\":{seen},\"node\":{node}}}"))
     }
 
-    /// After this wait for a quorum.
-    async fn render_stale(&self, waited: Duration) -> Result<String, ErrorBody> {
-        self.work.service.quorum_wait.was_in_vain(waited);
+    /// A wait for a quorum that began then was in vain.
+    async fn render_stale(&self, began: Instant) -> Result<String, ErrorBody> {
+        self.work.service.quorum_wait.was_in_vain(began.elapsed());
         // A stale replica does not know what came after it: it never denies a node.
         self.render_marked(&self.work.local()).await.map_err(|error| match error.code {
             ErrorCode::NotFound => self.work.no_quorum(&error.message),

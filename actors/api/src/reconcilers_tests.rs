@@ -140,17 +140,17 @@ async fn changed_definition_is_refused_with_the_flag_that_replaces_it() {
     assert!(answer.to_string().contains("needs --replace"), "{answer}");
 }
 
+fn depending(name: &str, depends_on: &[&str]) -> Definition {
+    let depends_on = depends_on.iter().map(|name| (*name).to_owned()).collect();
+    Definition { depends_on, reconciler: name.to_owned(), ..definition(vec![]) }
+}
+
 #[tokio::test]
 async fn definition_that_depends_on_nothing_known_is_refused() {
-    let of = |name: &str, depends_on: &[&str]| Definition {
-        depends_on: depends_on.iter().map(|name| (*name).to_owned()).collect(),
-        reconciler: name.to_owned(),
-        ..definition(vec![])
-    };
     for (definitions, status) in [
-        (vec![of("app", &["shcema"])], 400),
-        (vec![of("app", &["schema"])], 200),
-        (vec![of("other", &["base"]), of("base", &[])], 200),
+        (vec![depending("app", &["shcema"])], 400),
+        (vec![depending("app", &["schema"])], 200),
+        (vec![depending("other", &["base"]), depending("base", &[])], 200),
     ] {
         let apply = ReconcilerRequest::Apply { definitions, replace: false };
         let world = World::applying(tables_of(definition(vec![])));
@@ -162,27 +162,26 @@ async fn definition_that_depends_on_nothing_known_is_refused() {
 
 #[tokio::test]
 async fn definitions_that_wait_for_each_other_are_refused() {
-    let of = |name: &str, depends_on: &[&str]| Definition {
-        depends_on: depends_on.iter().map(|name| (*name).to_owned()).collect(),
-        reconciler: name.to_owned(),
-        ..definition(vec![])
-    };
     for (existing, definitions, refusal) in [
         (
             None,
-            vec![of("app", &["other"]), of("other", &["app"])],
+            vec![depending("app", &["other"]), depending("other", &["app"])],
             "app 2.0.0 would never run: other depends on app depends on other;",
         ),
         (
             None,
-            vec![of("front", &["app"]), of("app", &["other"]), of("other", &["app"])],
+            vec![depending("front", &["app"]), depending("app", &["other"]), depending("other", &["app"])],
             "app depends on other depends on app;",
         ),
         // `other` was defined when `app` had another definition.
-        (Some(of("other", &["app"])), vec![of("app", &["other"])], "other depends on app depends on other;"),
-        // A chain is no circle.
-        (None, vec![of("front", &["app"]), of("app", &["other"]), of("other", &[])], ""),
-        (Some(of("app", &[])), vec![of("other", &["app"])], ""),
+        (
+            Some(depending("other", &["app"])),
+            vec![depending("app", &["other"])],
+            "other depends on app depends on other;",
+        ),
+        // A chain without a cycle.
+        (None, vec![depending("front", &["app"]), depending("app", &["other"]), depending("other", &[])], ""),
+        (Some(depending("app", &[])), vec![depending("other", &["app"])], ""),
     ] {
         let mut tables = tables_of(definition(vec![]));
         let existing = existing.map(|d| (d.key(), Arc::new(d)));

@@ -337,7 +337,7 @@ impl ConnectionSlot {
     }
 }
 
-/// Evicts a served HTTP client: it is told first, so that it knows which of its requests it may repeat.
+/// Evicts a served HTTP client: it gets notice first, so that it knows which of its requests it may repeat.
 fn retire(port: &Inner, victim: Option<Kill>) {
     let Some(victim) = victim else { return };
     let Ok(permit) = Arc::clone(&port.retiring).try_acquire_owned() else { return evict(port, Some(victim)) };

@@ -147,7 +147,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Two schemas that are no references.
+    /// Two schemas, neither of which is a reference.
     fn alike(&mut self, place: &str, way: Way, was: &'a Value, is: &'a Value) {
         match (alternatives(was), alternatives(is)) {
             (None, None) => {}

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use muster_messages::{Definition, ErrorBody, Reconcilers};
 
-/// Refuses definitions of which no run could ever start: they depend on a reconciler that does not exist, or on each other in a circle.
-/// Those that are submitted together may depend on each other. A reconciler that ran before has a gate, and is no obstacle: an earlier
-/// definition can have made it done.
+/// Refuses definitions of which no run could ever start: they depend on a reconciler that does not exist, or on each other in a cycle.
+/// Those that are submitted together may depend on each other. A reconciler that ran before has a gate, which an earlier definition
+/// can have made done: it does not count.
 pub(super) fn check_dependencies(all: &Reconcilers, submitted: &[Definition]) -> Result<(), ErrorBody> {
     let replaced = |d: &Definition| submitted.iter().any(|s| s.reconciler == d.reconciler && s.release == d.release);
     let kept = all.definitions.values().map(AsRef::as_ref).filter(|d| !replaced(d));
@@ -25,7 +25,7 @@ pub(super) fn check_dependencies(all: &Reconcilers, submitted: &[Definition]) ->
         }
         return Err(ErrorBody::invalid(format!(
             "{reconciler} {release} would never run: {}; remove one of these dependencies",
-            circle(&definitions, &reachable, unmet)
+            cycle(&definitions, &reachable, unmet)
         )));
     }
     Ok(())
@@ -48,7 +48,7 @@ fn reachable<'a>(all: &'a Reconcilers, definitions: &[&'a Definition]) -> BTreeS
 }
 
 /// The chain of unmet dependencies from `first` to one that was named before, or to one that is not defined any more.
-fn circle(definitions: &[&Definition], reachable: &BTreeSet<&str>, first: &str) -> String {
+fn cycle(definitions: &[&Definition], reachable: &BTreeSet<&str>, first: &str) -> String {
     let mut names = vec![first];
     loop {
         let last = names[names.len() - 1];

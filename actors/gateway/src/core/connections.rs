@@ -12,7 +12,7 @@
 //!                     every newcomer before its first byte.)
 //!             CONN-4  a client served without a certificate competes only with those of the same service: a joiner waits for
 //!                     a quorum, and a flood of HTTP clients from its address must not evict it meanwhile. An evicted HTTP
-//!                     client is told before its connection is cut; its place is free at once.
+//!                     client gets notice before its connection is cut; its place is free at once.
 //!             CONN-5  worker identities, however many, take no connection from the mesh, from an agent of another node, or
 //!                     from operators: each of these kinds has its own permits, and those for workers' requests are shared so
 //!                     that a few workers never have all.

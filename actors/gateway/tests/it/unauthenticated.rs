@@ -208,7 +208,7 @@ async fn anonymous_http_connections_are_bounded() {
 
 /// K2.11.
 #[tokio::test]
-async fn evicted_http_client_is_told_before_the_end() {
+async fn evicted_http_client_gets_notice_before_the_end() {
     let world = World::new(1);
     let mut gate = Gate::manager(&world, small(), known()).await;
     let dialer = Dialer::anonymous(&world.root.cert_pem);
@@ -229,10 +229,13 @@ async fn evicted_http_client_is_told_before_the_end() {
         });
     }
     for client in &mut clients[..6] {
-        let mut told = [0; 3];
-        tokio::time::timeout(WAIT_LIMIT, client.read_exact(&mut told)).await.expect("in time").expect("before the end");
-        assert_eq!(&told, b"end");
-        let end = tokio::time::timeout(WAIT_LIMIT, client.read(&mut told)).await.expect("the end follows");
+        let mut notice = [0; 3];
+        tokio::time::timeout(WAIT_LIMIT, client.read_exact(&mut notice))
+            .await
+            .expect("in time")
+            .expect("before the end");
+        assert_eq!(&notice, b"end");
+        let end = tokio::time::timeout(WAIT_LIMIT, client.read(&mut notice)).await.expect("the end follows");
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     }
     serving.shutdown().await;

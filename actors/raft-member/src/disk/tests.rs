@@ -40,14 +40,7 @@ pub(super) fn job(index: u64, term: u64) -> SnapshotJob {
 }
 
 pub(super) fn founded() -> Durable {
-    let (head, data) = job(1, 1).run();
-    Durable {
-        sync: true,
-        start_over: Some(RaftId(1)),
-        install: Some((head, Arc::new(data))),
-        hard: HardMark { term: 1, vote: 0, commit: 1 },
-        ..Durable::default()
-    }
+    super::trial::founded(job(1, 1).run().1)
 }
 
 pub(super) fn append(from: u64, to: u64, term: u64, commit: u64) -> Durable {

@@ -109,7 +109,7 @@ fn of_keyring(keys: &Keys, fault: &KeyringFault) -> LogFault {
 }
 
 /// The first write of a member, with its state.
-fn founded(data: Vec<u8>) -> Durable {
+pub(super) fn founded(data: Vec<u8>) -> Durable {
     let (bytes, digest) = (data.len() as u64, digest(&data));
     let head = SnapshotHead { index: 1, term: 1, voters: vec![1], learners: Vec::new(), bytes, digest };
     Durable {

@@ -161,7 +161,7 @@ impl Cluster {
         eventually(&format!("{name} has ended"), || (!process.is_alive()).then_some(()));
     }
 
-    /// STOP freezes it, CONT lets it go on.
+    /// STOP freezes it, CONT lets it continue.
     pub fn signal(&self, name: &str, signal: Signal) {
         self.node(name).process.signal(signal);
     }
