@@ -290,21 +290,18 @@ fn answers_match_their_schemas_on_leader_follower_and_worker() {
 
 /// A15.
 #[test]
-fn request_id_is_in_the_logs_of_follower_and_leader() {
+fn request_id_is_in_logs_and_events_of_two_managers() {
     let mut world = World::new();
     world.node("n1").start(&["--init", "--log", "info,muster_api=debug"]).ready();
     let (seed, token) = (world.node("n1").address().to_string(), world.token(muster_messages::Role::Manager));
     world.node("n2").start(&["--join", &seed, "--token", &token, "--log", "info,muster_api=debug"]).ready();
+    let token = world.token(muster_messages::Role::Worker);
+    world.node("n3").start(&["--join", &seed, "--token", &token]).ready();
     let id = "01932f1c7c00700080000000000000ff";
     let leader = world.leader_seen_by("n1");
-    let follower = world.other_than(&[&leader]);
-    let answer = http(
-        &world.socket(&follower),
-        "POST",
-        &format!("/v1/nodes/{leader}/promote"),
-        &format!("Muster-Request-Id: {id}\r\n"),
-        "",
-    );
+    let follower = world.other_than(&[&leader, "n3"]);
+    let answer =
+        http(&world.socket(&follower), "POST", "/v1/nodes/n3/promote", &format!("Muster-Request-Id: {id}\r\n"), "");
     assert_eq!((answer.status, answer.header("muster-request-id")), (200, Some(id)), "{}", answer.head);
     for name in [&follower, &leader] {
         let found = || {
@@ -314,5 +311,13 @@ fn request_id_is_in_the_logs_of_follower_and_leader() {
                 .any(|line| line.contains(&format!("request={id}")) && line.contains("node.promote"))
         };
         eventually_so(&format!("{name} logs the request"), found);
+    }
+    // The event has it at each manager, and is found by it.
+    for name in [&follower, &leader] {
+        let found = || {
+            let events = world.muster_at(name, &["events", "--request", &id[..12]]).stdout;
+            events.contains(r#""kind":"role""#) && events.contains(&format!(r#""request":"{id}""#))
+        };
+        eventually_so(&format!("{name} shows the event of the request"), found);
     }
 }

@@ -279,3 +279,42 @@ fn newer_definitions_are_refused_below_their_level() {
     let unknown = check(&muster_messages::Tables::default(), &apply(&chain)).unwrap_err();
     assert_eq!(unknown.code, ErrorCode::Unreachable);
 }
+
+#[test]
+fn events_name_the_requests_that_caused_them() {
+    let mut tables = tables();
+    let user = Principal::Admin("ann".parse().unwrap());
+    let event = |revision: u64, by: &Principal| Event {
+        revision: Revision(revision),
+        at: WallTime(0),
+        kind: EventKind::Role,
+        node: None,
+        by: by.clone(),
+        reason: String::new(),
+        before: None,
+        after: None,
+    };
+    for (revision, by) in
+        [(11, &user), (12, &Principal::Operator), (12, &Principal::Operator), (13, &Principal::Cluster)]
+    {
+        tables.events.push_back(std::sync::Arc::new(event(revision, by)));
+    }
+    tables.revision = Revision(13);
+    let mut answered = |by: &Principal, id, revision, refused: Option<CommandRefusal>| {
+        let mut own = tables.requests.callers.get(by).map(|own| (**own).clone()).unwrap_or_default();
+        let refused = refused.map(Box::new);
+        own.outcomes.insert(RequestId(id), Answered { revision: Revision(revision), digest: 7, refused });
+        tables.requests.callers.insert(by.clone(), std::sync::Arc::new(own));
+    };
+    // Another caller's request, one that was refused, and one of a later time are none of an event's.
+    answered(&user, 0x21, 12, None);
+    answered(&user, 0x22, 11, None);
+    answered(&Principal::Operator, 0x31, 12, None);
+    answered(&Principal::Operator, 0x32, 11, None);
+    answered(&Principal::Operator, 0x33, 12, Some(CommandRefusal::OutcomeForgotten(Box::new(RequestId(1)))));
+    answered(&Principal::Cluster, 0x41, 13, None);
+    let page = core::events_page(&tables, Revision(0), 512 * 1024);
+    let requests: Vec<Option<String>> = page.items.into_iter().map(|event| event.request).collect();
+    let id = |id: u128| Some(RequestId(id).to_string());
+    assert_eq!(requests, [id(0x22), id(0x31), id(0x31), None]);
+}

@@ -1,6 +1,7 @@
 //! Outcomes of requests, kept apart by the caller that chose the id. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on; below,
 //! outcomes are remembered by id only.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -86,6 +87,32 @@ impl Tables {
         }
         let Outcome { revision, refused, .. } = self.outcomes.get(&request)?;
         Some(Recalled { revision: *revision, refused: refused.as_deref(), digest: None })
+    }
+    /// The requests that were applied at these revisions, by caller: those that are still remembered. A revision has one
+    /// request at most. Muster's own actors have none: their ids are nothing that a caller knows.
+    ///
+    /// What a caller has sent last is found first, so that a reader of new events searches little.
+    pub fn requests_at<'a>(
+        &self,
+        changes: impl IntoIterator<Item = (&'a Principal, Revision)>,
+    ) -> BTreeMap<Revision, RequestId> {
+        let mut wanted: BTreeMap<&Principal, BTreeSet<Revision>> = BTreeMap::new();
+        for (by, at) in changes.into_iter().filter(|(by, _)| **by != Principal::Cluster) {
+            wanted.entry(by).or_default().insert(at);
+        }
+        let mut found = BTreeMap::new();
+        for (by, mut revisions) in wanted {
+            let own = self.requests.callers.get(by).into_iter().flat_map(|own| own.outcomes.iter().rev());
+            for (id, answered) in own {
+                if answered.refused.is_none() && revisions.remove(&answered.revision) {
+                    found.insert(answered.revision, *id);
+                }
+                if revisions.is_empty() {
+                    break;
+                }
+            }
+        }
+        found
     }
     /// Whether one of this caller's requests with these ids was applied.
     pub fn has_applied(&self, caller: &Principal, requests: Range<RequestId>) -> bool {

@@ -9,7 +9,8 @@ use muster_messages::{
     DuplicateView, Duplicated, Event, EventView, EventsView, Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES,
     MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord,
     NodeView, PeerProblemKind, PeerProgress, QuorumView, ROOT_EXPIRES_SOON, RaftMemberView, RaftRole, RaftStatusView,
-    RaftView, Replica, Revision, Role, RoleView, RootExpiryView, SelfView, StatusView, Tables, WaitReason, WallTime,
+    RaftView, Replica, RequestId, Revision, Role, RoleView, RootExpiryView, SelfView, StatusView, Tables, WaitReason,
+    WallTime,
 };
 use muster_store::MAX_EVENTS;
 
@@ -289,6 +290,9 @@ fn size(labels: &BTreeMap<String, String>) -> usize {
     labels.iter().map(|(key, value)| key.len() + value.len()).sum()
 }
 
+/// Bytes of a request's id in an event.
+const REQUEST_BYTES: usize = r#","request":"""#.len() + 32;
+
 /// Events after `since`, oldest first, as many as fit in `bytes`.
 pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> EventsView<EventView> {
     let mut newer: Vec<&Arc<Event>> = tables.events_after(since).collect();
@@ -305,6 +309,12 @@ pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> EventsView
         last = of_one_revision[0].revision;
         items.extend(shown);
     }
+    // Oldest first: as many as there are items.
+    let changes = newer.iter().take(items.len()).map(|event| (&event.by, event.revision));
+    let requests = tables.requests_at(changes);
+    for event in &mut items {
+        event.request = requests.get(&event.revision).map(RequestId::to_string);
+    }
     let full =
         [&tables.routine_events, &tables.frequent_events].into_iter().filter(|history| history.len() >= MAX_EVENTS);
     let oldest = full.filter_map(|history| history.front()).map(|event| event.revision).max();
@@ -312,9 +322,9 @@ pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> EventsView
     EventsView { items, revision, more, incomplete_before, rest: serde_json::Map::new() }
 }
 
-/// Bytes of an event in a page, with the comma after it.
+/// Bytes of an event in a page, with a request's id and the comma after it.
 fn size_of_event(event: &EventView) -> usize {
-    serde_json::to_vec(event).map_or(0, |text| text.len() + 1)
+    serde_json::to_vec(event).map_or(0, |text| text.len() + 1 + REQUEST_BYTES)
 }
 
 #[cfg(test)]

@@ -17,6 +17,9 @@ pub struct EventsArgs {
     /// Only events of this node: id, at least 8 characters of it, or name
     #[arg(long, value_name = "NODE")]
     pub node: Option<String>,
+    /// Only events that this request caused: its id, or at least 8 digits of its beginning, as answers, logs and the audit log have it
+    #[arg(long, value_name = "ID", value_parser = parse_request)]
+    pub request: Option<String>,
     /// Only events after this time, such as 2027-01-31T12:00:00Z, or of the last 10m
     #[arg(long, value_name = "TIME|DURATION", value_parser = parse_past)]
     pub after: Option<WallTime>,
@@ -35,6 +38,13 @@ fn parse_revision(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "expected a revision, a number; --after takes a time or a duration".to_owned())
 }
 
+/// The digits of a request's id, or its first ones. A UUID has hyphens.
+fn parse_request(text: &str) -> Result<String, String> {
+    let digits = text.replace('-', "").to_ascii_lowercase();
+    let is_id = (8..=32).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_id.then_some(digits).ok_or_else(|| "expected the id of a request, 8 to 32 hexadecimal digits of it".to_owned())
+}
+
 fn parse_event_kind(text: &str) -> Result<EventKind, String> {
     serde_json::from_value(text.into()).map_err(|_| {
         "one of cluster, node, role, certificate, membership, liveness, token, user, lease, gate, workload".to_owned()
@@ -48,4 +58,20 @@ fn parse_past(text: &str) -> Result<WallTime, String> {
     }
     serde_json::from_value(text.into())
         .map_err(|_| "expected a time, 2027-01-31T12:00:00Z, or a duration, 10m".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_are_read_with_hyphens_and_as_prefixes() {
+        let id = "01932f1c7c00700080000000000000ff";
+        assert_eq!(parse_request(id).as_deref(), Ok(id));
+        assert_eq!(parse_request("01932F1C-7C00-7000-8000-0000000000FF").as_deref(), Ok(id));
+        assert_eq!(parse_request("01932f1c").as_deref(), Ok("01932f1c"));
+        for other in ["", "01932f1", "request-1", "01932f1c7c00700080000000000000ff0"] {
+            assert!(parse_request(other).is_err(), "{other}");
+        }
+    }
 }

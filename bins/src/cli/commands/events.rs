@@ -66,6 +66,8 @@ struct Chosen {
     /// The cluster does not know that node.
     unknown: Option<Failure>,
     after: Option<WallTime>,
+    /// The id of a request, or its beginning.
+    request: Option<String>,
     own_leases: bool,
 }
 
@@ -87,14 +89,20 @@ impl Chosen {
                 }
             }
         };
-        // Asked for by kind, or as JSON: nothing is left out.
-        let own_leases = args.all || ctx.out.is_json() || args.kind.contains(&EventKind::Lease);
+        // Asked for by kind or request, or as JSON: nothing is left out.
+        let own_leases =
+            args.all || ctx.out.is_json() || args.request.is_some() || args.kind.contains(&EventKind::Lease);
         let kinds = args.kind.iter().map(|kind| word(*kind)).collect();
-        Ok(Self { kinds, node, unknown, after: args.after, own_leases })
+        Ok(Self { kinds, node, unknown, after: args.after, request: args.request.clone(), own_leases })
     }
 
     fn is_of_node(&self, event: &EventView) -> bool {
         self.node.as_ref().is_none_or(|node| event.node.is_some_and(|id| id.as_str().starts_with(node)))
+    }
+
+    fn is_of_request(&self, event: &EventView) -> bool {
+        let Some(begin) = &self.request else { return true };
+        event.request.as_ref().is_some_and(|request| request.starts_with(begin))
     }
 
     /// An event that cannot be read is shown, so that its error is.
@@ -102,7 +110,8 @@ impl Chosen {
         let Ok(event) = EventView::deserialize(event) else { return Shown::Yes };
         let chosen = (self.kinds.is_empty() || self.kinds.contains(&event.kind))
             && self.is_of_node(&event)
-            && self.after.is_none_or(|after| event.at > after);
+            && self.after.is_none_or(|after| event.at > after)
+            && self.is_of_request(&event);
         match chosen {
             false => Shown::Filtered,
             true if !self.own_leases && event.is_of_own_lease() => Shown::OwnLease,
@@ -179,7 +188,7 @@ mod tests {
     }
 
     fn chosen() -> Chosen {
-        Chosen { kinds: vec![], node: None, unknown: None, after: None, own_leases: false }
+        Chosen { kinds: vec![], node: None, unknown: None, after: None, request: None, own_leases: false }
     }
 
     #[test]
@@ -199,6 +208,12 @@ mod tests {
         for (after, shown) in [("2024-01-01T00:00:09Z", Shown::Yes), ("2024-01-01T00:00:10Z", Shown::Filtered)] {
             let after = serde_json::from_value(after.into()).unwrap();
             assert_eq!(Chosen { after, ..chosen() }.shows(&role), shown);
+        }
+        let mut of_request = role.clone();
+        of_request["request"] = json!("01932f1c7c00700080000000000000ff");
+        for (begin, shown) in [("01932f1c", Shown::Yes), ("01932f1d", Shown::Filtered)] {
+            let chosen = Chosen { request: Some(begin.to_owned()), ..chosen() };
+            assert_eq!((chosen.shows(&of_request), chosen.shows(&role)), (shown, Shown::Filtered));
         }
         assert_eq!(chosen().shows(&json!({"kind": 7})), Shown::Yes, "its error is");
     }

@@ -10,7 +10,7 @@ use crate::cli::output::{Table, or_dash, short};
 /// Hexadecimal digits of a certificate's serial number.
 const SERIAL_DIGITS: usize = 32;
 
-/// A line for each, no wider than `width`.
+/// A line for each, no wider than `width`. Without a width, for a file or another program, lines end with the request's id.
 pub fn events(events: &[EventView], names: &Names, width: Option<usize>) -> String {
     if events.is_empty() { "no events".to_owned() } else { event_lines(events, names, width) }
 }
@@ -27,13 +27,15 @@ pub fn event_lines(events: &[EventView], names: &Names, width: Option<usize>) ->
             None if event.by.kind == "cluster" => "the cluster".to_owned(),
             None => event.by.kind.clone(),
         };
+        let request = event.request.as_ref().filter(|_| width.is_none());
+        let request = request.map(|id| format!(" request={id}")).unwrap_or_default();
         table.row([
             event.revision.to_string(),
             when(event.at),
             event.kind.clone(),
             or_dash(event.node.map(|id| readable(id.as_str(), names))),
             readable(&change, names),
-            format!("{} (by {by})", reason(event)),
+            format!("{} (by {by}){request}", reason(event)),
         ]);
     }
     let text = table.render();
@@ -100,6 +102,15 @@ mod tests {
         let named = event_lines(&items, &names, None);
         assert!(named.contains("  role  web-1  worker -> manager"), "{named}");
         assert_eq!(event_lines(&items, &names, Some(9)), "7  2024-0\n");
+
+        let mut of_request = items;
+        of_request[0].request = Some("01932f1c7c00700080000000000000ff".to_owned());
+        let [whole, fitting] = [None, Some(200)].map(|width| event_lines(&of_request, &names, width));
+        assert!(
+            whole.ends_with("(by admin alice-of-the-night-shift) request=01932f1c7c00700080000000000000ff\n"),
+            "{whole}"
+        );
+        assert!(fitting.ends_with("(by admin alice-of-the-night-shift)\n"), "{fitting}");
     }
 
     #[test]

@@ -46,6 +46,10 @@ pub struct EventView {
     /// What changed, before and after; `None` where there was nothing.
     pub before: Option<String>,
     pub after: Option<String>,
+    /// The id of the request that made the change, 32 hexadecimal digits, as logs and the audit log have it. Absent: the
+    /// cluster made it by itself, or the request is no longer remembered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
 }
 
 impl EventView {
@@ -69,6 +73,7 @@ impl From<&Event> for EventView {
             reason: event.reason.clone(),
             before: event.before.clone(),
             after: event.after.clone(),
+            request: None,
         }
     }
 }

@@ -212,6 +212,7 @@ mod tests {
             reason: String::new(),
             before: None,
             after: Some(after.to_owned()),
+            request: None,
         };
         let items = vec![
             event("liveness", daemon, "down"),
