@@ -10,6 +10,10 @@ pub enum BugInjection {
     ActivateUnacknowledged,
     /// A root is retired although nodes have certificates of it (breaks ROOT-3).
     RetireWhileBehind,
+    /// A root is deleted as soon as it has ended (breaks ROOT-7, if the store lets it).
+    ForgetEarly,
+    /// A leader waits until it is asked for something: it continues nothing that another one has begun (breaks ROOT-9).
+    ContinueNothing,
 }
 
 thread_local! {

@@ -50,8 +50,16 @@ pub enum BugInjection {
     KeepRetiredKey,
     /// The certificates that lead from a root to those before it are not recorded (breaks ROOTPATH-1).
     DropCrosses,
+    /// A root may be deleted while its certificates are valid (breaks ROOT-7).
+    ForgetEarly,
+    /// A certificate is recorded although its root no longer signs (breaks ROOT-10).
+    RecordOfFormerRoot,
+    /// A root whose key others may have is activated again (breaks ROOT-11).
+    ActivateCompromised,
     /// Former unlock keys are deleted with the next one (breaks SEAL-9).
     DeleteFormerKeys,
+    /// The unlock key is changed twice in one entry (breaks SEAL-10).
+    ChangeKeyTwice,
     /// A change of the autopilot begins while another one has not ended (breaks AUTO-4).
     BeginTwice,
     /// A role that a person requested is not remembered (breaks AUTO-6).

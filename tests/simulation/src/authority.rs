@@ -12,6 +12,7 @@ use muster_pki::Signed;
 use crate::adversaries::Adversaries;
 use crate::agents::read_certificate;
 use crate::blocks::Blocks;
+use crate::bugs::Bug;
 use crate::events::{Answered, Event};
 use crate::machine::{Asker, Authority, Caller, MachineIdx};
 use crate::roots::{FOUNDING, id_of};
@@ -69,14 +70,20 @@ impl Authority {
                 let not_after = profile.now.plus(profile.lifetime);
                 let granted = profile.granted.unwrap_or_default();
                 // What a node reads from its certificate.
-                let (role, now, incarnation) = (profile.role, profile.now.0, profile.incarnation.0);
+                let (role, now, history) = (profile.role, profile.now.0, profile.incarnation.0);
                 let cluster = Self::at(world, idx).and_then(|a| a.core.tables().cluster.clone());
                 let issuer = cluster.and_then(|cluster| id_of(&cluster.root_cert_pem)).unwrap_or(FOUNDING);
-                let cert_pem = format!("{role} {granted} {serial} {} {now} {incarnation} {issuer}", not_after.0);
+                let cert_pem = format!("{role} {granted} {serial} {} {now} {history} {issuer}", not_after.0);
                 // Serials identify certificates here: those that nodes present have no pin.
                 let pin = CertificatePin { fingerprint: [0; 32], key: [0; 32] };
                 let signed = Signed { cert_pem, serial, not_after, pin, issuer };
-                Self::step(world, idx, authority::Input::Signed(step, Ok(signed)));
+                // Long enough for an activation in between, which is rare otherwise.
+                if world.settings.bug == Some(Bug::RecordOfFormerRoot) {
+                    let (takes, signed) = (world.rng.millis(1, 500), Box::new(signed));
+                    world.time.after(takes, Event::SignedLate { idx, incarnation, step, signed });
+                } else {
+                    Self::signed(world, idx, incarnation, step, signed);
+                }
             }
             authority::Effect::SignWorkload(..) | authority::Effect::Confirm(_) => {} // no workload runs here
             authority::Effect::Propose { step, command } => {
@@ -113,6 +120,18 @@ impl Authority {
                 let at = world.moment(idx, at);
                 world.time.at(at, Event::AuthorityWoke { idx, incarnation });
             }
+        }
+    }
+
+    pub(crate) fn signed(
+        world: &mut World,
+        idx: MachineIdx,
+        incarnation: u32,
+        step: authority::StepId,
+        signed: Signed,
+    ) {
+        if Self::at(world, idx).is_some_and(|a| a.incarnation == incarnation) {
+            Self::step(world, idx, authority::Input::Signed(step, Ok(signed)));
         }
     }
 

@@ -92,6 +92,14 @@ pub enum Bug {
     KeepRetiredKey,
     /// No certificates lead from a root to those before it.
     DropCrosses,
+    /// A root is deleted as soon as it has ended, whatever its certificates.
+    ForgetEarly,
+    /// A leader continues no rotation that another one has begun.
+    ContinueNothing,
+    /// A certificate is recorded although another root signs since it was signed.
+    RecordOfFormerRoot,
+    /// A compromised root signs again when an operator asks for it.
+    ActivateCompromised,
     /// An agent acknowledges roots before they are on disk.
     AcknowledgeUnwrittenRoots,
     /// An agent trusts roots for which no trusted root vouches.
@@ -100,6 +108,8 @@ pub enum Bug {
     CountUnrecordedOfWithdrawnRoot,
     /// Former unlock keys are deleted with the next one.
     DeleteFormerKeys,
+    /// One entry changes the unlock key twice.
+    ChangeKeyTwice,
     /// A manager reports an unlock key before its keyring is written.
     ReportUnwrittenKey,
     /// A keyring follows an older version of the unlock key.
@@ -125,7 +135,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 62] = [
+    pub const ALL: [Bug; 67] = [
         Bug::AckBeforeSync,
         Bug::VoteBeforeSync,
         Bug::VoteTwice,
@@ -173,10 +183,15 @@ impl Bug {
         Bug::KeepFormerActive,
         Bug::KeepRetiredKey,
         Bug::DropCrosses,
+        Bug::ForgetEarly,
+        Bug::ContinueNothing,
+        Bug::RecordOfFormerRoot,
+        Bug::ActivateCompromised,
         Bug::AcknowledgeUnwrittenRoots,
         Bug::AcceptUnvouchedRoots,
         Bug::CountUnrecordedOfWithdrawnRoot,
         Bug::DeleteFormerKeys,
+        Bug::ChangeKeyTwice,
         Bug::ReportUnwrittenKey,
         Bug::FollowOlderKey,
         Bug::ActWhilePaused,
@@ -237,10 +252,15 @@ impl Bug {
             Bug::KeepFormerActive => &["ROOT-1"],
             Bug::KeepRetiredKey => &["ROOT-4"],
             Bug::DropCrosses => &["ROOTPATH-1"],
+            Bug::ForgetEarly => &["ROOT-7"],
+            Bug::ContinueNothing => &["ROOT-9"],
+            Bug::RecordOfFormerRoot => &["ROOT-10"],
+            Bug::ActivateCompromised => &["ROOT-11"],
             Bug::AcknowledgeUnwrittenRoots => &["AGENT-13"],
             Bug::AcceptUnvouchedRoots => &["PKI-9"],
             Bug::CountUnrecordedOfWithdrawnRoot => &["ADMIT-9"],
             Bug::DeleteFormerKeys => &["SEAL-9"],
+            Bug::ChangeKeyTwice => &["SEAL-10"],
             Bug::ReportUnwrittenKey | Bug::FollowOlderKey => &["SEAL-9", "SEAL-11"],
             Bug::ActWhilePaused => &["AUTO-1"],
             Bug::ResumeByItself => &["AUTO-2"],
@@ -277,7 +297,11 @@ impl Bug {
             Some(Bug::KeepFormerActive) => Some(store::BugInjection::KeepFormerActive),
             Some(Bug::KeepRetiredKey) => Some(store::BugInjection::KeepRetiredKey),
             Some(Bug::DropCrosses) => Some(store::BugInjection::DropCrosses),
+            Some(Bug::ForgetEarly) => Some(store::BugInjection::ForgetEarly),
+            Some(Bug::RecordOfFormerRoot) => Some(store::BugInjection::RecordOfFormerRoot),
+            Some(Bug::ActivateCompromised) => Some(store::BugInjection::ActivateCompromised),
             Some(Bug::DeleteFormerKeys) => Some(store::BugInjection::DeleteFormerKeys),
+            Some(Bug::ChangeKeyTwice) => Some(store::BugInjection::ChangeKeyTwice),
             Some(Bug::BeginTwice) => Some(store::BugInjection::BeginTwice),
             Some(Bug::ForgetPersons) => Some(store::BugInjection::ForgetPersons),
             _ => None,
@@ -298,6 +322,8 @@ impl Bug {
         rotation::set(match bug {
             Some(Bug::ActivateUnacknowledged) => Some(rotation::BugInjection::ActivateUnacknowledged),
             Some(Bug::RetireWhileBehind) => Some(rotation::BugInjection::RetireWhileBehind),
+            Some(Bug::ForgetEarly) => Some(rotation::BugInjection::ForgetEarly),
+            Some(Bug::ContinueNothing) => Some(rotation::BugInjection::ContinueNothing),
             _ => None,
         });
         muster_autopilot::bugs::set(crate::policies::bug(bug));

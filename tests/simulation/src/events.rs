@@ -72,6 +72,13 @@ pub enum Event {
         idx: MachineIdx,
         runtime: u32,
     },
+    /// A certificate whose signature took long.
+    SignedLate {
+        idx: MachineIdx,
+        incarnation: u32,
+        step: muster_cert_authority::core::StepId,
+        signed: Box<muster_pki::Signed>,
+    },
     RotationWoke {
         idx: MachineIdx,
         incarnation: u32,
@@ -390,6 +397,7 @@ impl Event {
             | E::RolesBack { idx, .. }
             | E::AuthorityWoke { idx, .. }
             | E::AuthorityBack { idx, .. }
+            | E::SignedLate { idx, .. }
             | E::RotationWoke { idx, .. }
             | E::RotationBack { idx, .. }
             | E::AutopilotWoke { idx, .. }

@@ -2,7 +2,8 @@
 //! when they start. Also the run about them, and its checks.
 //!
 //! Checked of every newest state: the key of every keyring that may have to be opened is on record (SEAL-9), and no manager is recorded as
-//! following a later key than its keyring (SEAL-11). In the end every manager's keyring is at the newest version, and the state says so.
+//! following a later key than its keyring (SEAL-11). Operators also ask for two keys in one entry, which the store refuses (SEAL-10). In the
+//! end every manager's keyring is at the newest version, and the state says so.
 //! An operator reads a key from the newest state; in the product one manager has to run for that, or the operator has kept the key.
 
 use std::collections::BTreeMap;
@@ -390,8 +391,17 @@ impl Keyring {
         };
         world.totals.count(what);
         world.log(what);
+        let mut changes = vec![change];
+        // SEAL-10: an entry that changes the key twice is refused as a whole.
+        if world.rng.chance(100) {
+            world.unlocking.keys_made += 1;
+            let key = Secret::new(format!("key {}", world.unlocking.keys_made));
+            changes.push(AutolockChange::Rotate { key });
+            world.totals.count("operator: another unlock key in the same entry");
+        }
+        let changes = changes.into_iter().map(|change| Change::Autolock(Box::new(change)));
         let command = Command::idempotent(world.wall(idx), Principal::Operator, what);
-        world.propose(idx, Asker::Internal, command.change(Change::Autolock(Box::new(change))), PROPOSE_TIMEOUT);
+        world.propose(idx, Asker::Internal, changes.fold(command, Command::change), PROPOSE_TIMEOUT);
     }
 
     /// A member has applied this state.

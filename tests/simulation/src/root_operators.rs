@@ -73,7 +73,12 @@ impl RootOperators {
                 _ => RootsChange::Request { compromised: world.rng.chance(250) },
             }),
             6 => Some(RootsChange::Abort),
-            7 | 8 => world.rng.pick(&in_states(&[S::Prepared, S::Retiring])).map(RootsChange::Activate),
+            // One that has ended is refused, and so is one whose key others may have (ROOT-11).
+            7 | 8 => {
+                let ended = world.rng.chance(150);
+                let states: &[S] = if ended { &[S::Retired, S::Revoked] } else { &[S::Prepared, S::Retiring] };
+                world.rng.pick(&in_states(states)).map(RootsChange::Activate)
+            }
             9 => {
                 let force = world.rng.chance(600);
                 world.rng.pick(&in_states(&[S::Retiring])).map(|root| RootsChange::Retire { root, force })

@@ -4,7 +4,8 @@
 //! Checked of every newest state: a root signs only once every reachable member has acknowledged it (ROOT-2), what was acknowledged
 //! is on disk (AGENT-13), only certificates of the root that signs are recorded (ROOT-10), no root is retired that a member
 //! depends on (ROOT-3) or deleted while its certificates are valid (ROOT-7), and every node finds a path from the root that signs to one that
-//! it trusts (ROOTPATH-1). In the end every node has a certificate of the active root and trusts exactly the roots of the cluster.
+//! it trusts (ROOTPATH-1). The states themselves show a compromised root that signs again (ROOT-11). In the end every node has a certificate
+//! of the active root and trusts exactly the roots of the cluster, and a leader that made none of them deletes former ones (ROOT-9).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub const ROOT_2: &str = "ROOT-2";
 pub const ROOT_3: &str = "ROOT-3";
 pub const ROOTPATH_1: &str = "ROOTPATH-1";
 pub const ROOT_7: &str = "ROOT-7";
+pub const ROOT_9: &str = "ROOT-9";
 pub const ROOT_10: &str = "ROOT-10";
 pub const ADMIT_9: &str = "ADMIT-9";
 pub const AGENT_13: &str = "AGENT-13";
@@ -171,7 +173,7 @@ fn forget_roots(sim: &mut Simulation) -> Result<(), Failure> {
     }
     let limit = sim.world.now() + Duration::from_secs(20);
     let ended = |tables: &Tables| tables.authorities.roots.values().any(|root| !root.state.trusted());
-    sim.finish(limit, CONVERGE_1, |sim| {
+    sim.finish(limit, ROOT_9, |sim| {
         let remains = sim.world.checks.newest().is_some_and(ended);
         remains.then(|| "a root was not deleted".to_owned())
     })?;

@@ -133,6 +133,9 @@ impl Simulation {
             E::RolesBack { idx, runtime } => Roles::restart(world, idx, runtime),
             E::AuthorityWoke { idx, incarnation } => Authority::woke(world, idx, incarnation),
             E::AuthorityBack { idx, runtime } => Authority::restart(world, idx, runtime),
+            E::SignedLate { idx, incarnation, step, signed } => {
+                Authority::signed(world, idx, incarnation, step, *signed)
+            }
             E::RotationWoke { idx, incarnation } => Rotation::woke(world, idx, incarnation),
             E::RotationBack { idx, runtime } => Rotation::restart(world, idx, runtime),
             E::AutopilotWoke { idx, incarnation } => Autopilot::woke(world, idx, incarnation),

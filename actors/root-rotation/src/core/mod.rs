@@ -416,6 +416,9 @@ impl RootRotation {
         if self.tables.authorities.roots.is_empty() || self.steps.values().any(own) {
             return;
         }
+        if is_injected(BugInjection::ContinueNothing) && self.last_step == StepId(0) {
+            return;
+        }
         if !self.pause.is_over(now) {
             return self.wake_at(self.pause.ends(), out);
         }

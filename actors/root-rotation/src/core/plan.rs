@@ -280,7 +280,10 @@ fn forgotten(
         plan.wake_at(swept + SWEEP_INTERVAL);
         return None;
     }
-    let leads = |root: &Authority| root.retired_at.is_some_and(|at| wall < at.plus(config.longest_certificate));
+    let leads = |root: &Authority| {
+        let in_use = root.retired_at.is_some_and(|at| wall < at.plus(config.longest_certificate));
+        in_use && !injected(BugInjection::ForgetEarly)
+    };
     let ended = forgettable(tables, wall).find(|id| !leads(&tables.authorities.roots[id]));
     if ended.is_none() {
         awaited.swept = Some(now);

@@ -246,7 +246,7 @@ fn activate(
     if !was.state.trusted() {
         return Err(refused(AuthorityRefusal::HasNoKey { root: id, state: was.state }));
     }
-    if was.compromised {
+    if was.compromised && !is_injected(BugInjection::ActivateCompromised) {
         return Err(refused(AuthorityRefusal::KnownToOthers(id)));
     }
     let (cert_pem, key) = (was.cert_pem.clone(), was.key_pem.clone());
@@ -484,6 +484,9 @@ fn is(tables: &Tables, id: RootId, issuer: Option<RootId>) -> bool {
 
 /// ROOT-7. From when on a root may be forgotten: an hour after the last of its certificates on record has expired. `None`: none is.
 pub fn forgettable_at(tables: &Tables, id: RootId) -> Option<WallTime> {
+    if is_injected(BugInjection::ForgetEarly) {
+        return None;
+    }
     last_certificate_expires_at(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN))
 }
 

@@ -106,12 +106,17 @@ bugs_detected! {
         detects_two_roots_that_sign: KeepFormerActive,
         detects_keys_of_retired_roots_that_are_kept: KeepRetiredKey,
         detects_roots_without_a_path_from_earlier_ones: DropCrosses,
+        detects_roots_deleted_while_certificates_are_valid: ForgetEarly,
+        detects_rotations_that_a_new_leader_abandons: ContinueNothing,
+        detects_certificates_of_a_root_that_no_longer_signs: RecordOfFormerRoot,
+        detects_compromised_roots_that_sign_again: ActivateCompromised,
         detects_roots_acknowledged_before_they_are_on_disk: AcknowledgeUnwrittenRoots,
         detects_roots_trusted_without_a_voucher: AcceptUnvouchedRoots,
         detects_unrecorded_certificates_of_withdrawn_roots: CountUnrecordedOfWithdrawnRoot,
     }
     Autolock {
         deletion_of_former_unlock_keys_is_detected: DeleteFormerKeys,
+        second_unlock_key_of_one_entry_is_detected: ChangeKeyTwice,
         report_of_an_unwritten_unlock_key_is_detected: ReportUnwrittenKey,
         #[ignore = "full tier"]
         keyring_that_follows_an_older_key_is_detected: FollowOlderKey,
