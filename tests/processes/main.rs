@@ -58,4 +58,6 @@ mod systemd;
 mod terminal;
 mod thousands;
 mod upstream;
+mod workload_renewals;
+mod workload_streams;
 mod workloads;

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_gateway::Dialer;
 use muster_messages::protocol::{NodeCredentials, Service};
@@ -19,12 +19,12 @@ use tonic::{Code, Status, Streaming};
 
 use crate::harness::{World, eventually, eventually_so};
 
-type Svids = Streaming<X509SvidResponse>;
+pub type Svids = Streaming<X509SvidResponse>;
 
-const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// The selector of this test's own process. With `--yes`, because it may be root's.
-fn own_uid() -> String {
+pub fn own_uid() -> String {
     format!("unix:uid:{}", rustix::process::getuid().as_raw())
 }
 
@@ -33,11 +33,16 @@ fn another_uid() -> String {
 }
 
 /// Restarts a node with a socket for workloads, which every name of a file there is short enough for.
-fn serves(world: &mut World, name: &str) -> PathBuf {
+pub fn serves(world: &mut World, name: &str) -> PathBuf {
     let socket = world.folder().join(format!("{name}.w"));
+    serves_at(world, name, &socket);
+    socket
+}
+
+/// Restarts a node with this socket for workloads.
+pub fn serves_at(world: &mut World, name: &str, socket: &Path) {
     world.node(name).stop();
     world.node(name).start(&["--workload-socket", socket.to_str().expect("the folder's path is text")]).ready();
-    socket
 }
 
 async fn open(socket: &Path) -> Result<(X509SvidResponse, Svids), Status> {
@@ -49,7 +54,7 @@ async fn open(socket: &Path) -> Result<(X509SvidResponse, Svids), Status> {
 }
 
 /// What this process is, once the node knows.
-fn identities(world: &World, socket: &Path, count: usize) -> (Vec<X509Svid>, Svids) {
+pub fn identities(world: &World, socket: &Path, count: usize) -> (Vec<X509Svid>, Svids) {
     eventually(&format!("{count} identities at {socket:?}"), || {
         let (first, stream) = world.wait_for(open(socket)).ok()?;
         (first.svids.len() == count).then_some((first.svids, stream))
@@ -137,51 +142,6 @@ fn workloads_outlive_their_actor_and_the_leader() {
     world.node("n1").kill();
     let (held, _third) = identities(&world, &socket, 1);
     assert!(held == before, "what is held is served without a leader");
-}
-
-/// Nearly as many as a user may have, over a few connections.
-const CONNECTIONS: usize = 13;
-const STREAMS_OF_CONNECTION: usize = 30;
-
-/// Each stream continues and gets the next root: a program that misses it refuses the others.
-#[test]
-#[ignore = "full tier"]
-fn hundreds_of_streams_follow_a_root_rotation() {
-    let mut world = World::with(1, 1);
-    let socket = serves(&mut world, "n2");
-    world.muster(&["workload", "set", "shop/web", "--selector", &own_uid(), "--yes"]).ended(0);
-    let one_root = identities(&world, &socket, 1).0[0].bundle.len();
-    let mut streams: Vec<Svids> = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let client = world.wait_for(WorkloadClient::connect(&socket)).expect("it is served");
-        for _ in 0..STREAMS_OF_CONNECTION {
-            // A user has 50 a second after the first 200; a client that is refused comes back.
-            streams.push(eventually("one more stream", || {
-                let mut client = client.clone();
-                world.wait_for(async {
-                    let mut stream = client.fetch_x509_svid().await.ok()?;
-                    let first = timeout(LIMIT, stream.message()).await.expect("an answer").ok()??;
-                    assert_eq!(first.svids[0].bundle.len(), one_root);
-                    Some(stream)
-                })
-            }));
-        }
-    }
-    let begun = Instant::now();
-    world.muster(&["ca", "rotate", "--wait=300s"]).ended(0);
-    let rotated = begun.elapsed();
-    for stream in &mut streams {
-        world.wait_for(async {
-            loop {
-                let next = timeout(LIMIT, stream.message()).await.expect("a message in time");
-                let next = next.expect("the stream continues").expect("a stream ends with a status");
-                if next.svids[0].bundle.len() > one_root {
-                    return;
-                }
-            }
-        });
-    }
-    println!("rotated after {rotated:?}, {} streams have the next root after {:?}", streams.len(), begun.elapsed());
 }
 
 /// SPIFFE-3, at a real port with a certificate that a program got.

@@ -22,6 +22,8 @@ pub enum ChildProgram {
     FencedResource(Vec<String>),
     /// Prints the wall clock.
     PrintTime,
+    /// Holds so many streams at the socket of a node for workloads.
+    Streams { socket: PathBuf, count: usize },
 }
 
 /// A script that is one of the documented examples, `scheduler` or `notifier`.
@@ -45,7 +47,11 @@ const RECORD_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The command line of a program.
 pub fn words(child_program: &ChildProgram) -> Vec<OsString> {
-    let program = std::env::current_exe().expect("this program");
+    words_for(&std::env::current_exe().expect("this program"), child_program)
+}
+
+/// The same, where a copy of this test program runs it.
+pub fn words_for(program: &Path, child_program: &ChildProgram) -> Vec<OsString> {
     let harness = ["--exact", "election::played::run_child_program_if_requested", "--nocapture"].map(OsString::from);
     // `env` hides the arguments from the test harness.
     let child_program: Vec<OsString> = match child_program {
@@ -55,6 +61,9 @@ pub fn words(child_program: &ChildProgram) -> Vec<OsString> {
         ChildProgram::FencedResource(args) if args.is_empty() => vec!["PART=resource".into()],
         ChildProgram::FencedResource(args) => vec!["PART=resource".into(), format!("ARGS={}", args.join("\n")).into()],
         ChildProgram::PrintTime => vec!["PART=time".into()],
+        ChildProgram::Streams { socket, count } => {
+            vec!["PART=streams".into(), set("SOCKET", socket.as_os_str()), format!("COUNT={count}").into()]
+        }
     };
     ["env".into()].into_iter().chain(child_program).chain([program.into()]).chain(harness).collect()
 }
@@ -82,6 +91,10 @@ fn run_child_program_if_requested() {
             let args = ["notifier".to_owned()].into_iter().chain(args()).map(OsString::from).collect();
             let _ended = muster::daemon::main_with(args, muster_example_notifier::start);
             exit(0);
+        }
+        "streams" => {
+            muster_local_cluster::parent::die_with_parent();
+            crate::workload_streams::hold(Path::new(&var("SOCKET")), var("COUNT").parse().expect("a number"));
         }
         "time" => {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("this is after 1970");
