@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::{Cluster, EndedProgram, Program, fetched, here};
+use crate::harness::{Cluster, EndedProgram, Program, eventually, fetched, here};
 
 /// A cluster whose worker serves workloads.
 struct Served {
@@ -124,6 +124,60 @@ fn programs_trust_each_other_through_a_root_rotation() {
     // Another identity than the one expected is refused.
     let mut wrong = served.rust(&served.cluster.folder().join("late"), &["call", &address, &served.id("shop/late")]);
     wrong.wait_for_line("failed");
+}
+
+/// The next leader renews certificates as the former one did, and no call fails meanwhile.
+#[test]
+fn certificates_are_renewed_over_changes_of_the_leader() {
+    let served = Served::up();
+    let programs = ["server", "caller"].map(|name| (name, served.copy(name)));
+    let renew = |dns: &str| {
+        // Another name in the certificate: each is replaced at once, as it is at half of its life.
+        for (name, program) in &programs {
+            let selector = format!("unix:path:{}", program.display());
+            served.set(&format!("shop/{name}"), &selector, &["--dns", dns]);
+        }
+        // Last by its name, so that it is the default of neither.
+        served.set("z/watch", &own_user(), &["--dns", dns]);
+    };
+    renew("first.example");
+    let address = muster_local_cluster::free_address().expect("a free port").to_string();
+    let [(_, server), (_, caller)] = &programs;
+    let mut server = served.rust(server, &["serve", &address, &served.trust_domain]);
+    server.wait_for_line(&format!("serves as {}", served.id("shop/server")));
+    let mut caller = served.rust(caller, &["call", &address, &served.id("shop/server")]);
+    caller.wait_for_line(": hello");
+    let held = format!("holds {}", served.id("z/watch"));
+    let mut watches = [served.rust(workload_tls(), &["watch"]), Program::start("python", served.python(&["watch"]))];
+    watches.iter_mut().for_each(|watch| drop(watch.wait_for_line(&held)));
+
+    // It prints a line for each message, and each renewal is one.
+    let renewed = |watches: &mut [Program; 2], dns: &str| {
+        watches.iter_mut().for_each(|watch| drop(watch.said()));
+        renew(dns);
+        watches.iter_mut().for_each(|watch| drop(watch.wait_for_line(&held)));
+    };
+    let killed = served.cluster.leader();
+    served.cluster.kill(&killed);
+    let elected = served.cluster.leader();
+    assert_ne!(elected, killed);
+    renewed(&mut watches, "second.example");
+
+    let managers = ["n1", "n2", "n3"].map(str::to_owned);
+    let next = managers.into_iter().find(|name| *name != killed && *name != elected).expect("a third manager");
+    eventually("the other manager leads", || {
+        let _tried = served.cluster.muster(&["raft", "transfer-leader", &next]);
+        (served.cluster.leader() == next).then_some(())
+    });
+    renewed(&mut watches, "third.example");
+
+    caller.said();
+    caller.wait_for_line(": hello");
+    assert!(!caller.said().contains("failed"), "{}", caller.said());
+    assert!(!server.said().contains("refused"), "{}", server.said());
+    for watch in &mut watches {
+        assert!(!watch.said().contains("holds nothing"), "{}", watch.said());
+    }
 }
 
 /// Tokens of one library are good for the other, before, while and after the root is replaced.
