@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::host::{Launch, launch_actor};
 use crate::supervisor::launch_group;
 use crate::{Address, Children, Fault, Shell};
@@ -82,6 +84,21 @@ pub struct Group {
     pub strategy: Strategy,
     /// How many failures end the supervisor.
     pub intensity: Intensity,
+}
+impl Group {
+    /// What a supervisor of this many children shows; the children show their own work.
+    pub(crate) fn view(&self, children: usize) -> Value {
+        let restarts = match self.strategy {
+            Strategy::OneForOne => "the child that failed",
+            Strategy::OneForAll => "all children",
+            Strategy::RestForOne => "the child that failed and those started after it",
+        };
+        let (failures, within_ms) = (self.intensity.max + 1, muster_messages::millis(self.intensity.window));
+        json!({
+            "children": children, "restarts": restarts,
+            "gives_up_after": {"failures": failures, "within_ms": within_ms},
+        })
+    }
 }
 impl From<Intensity> for Group {
     fn from(intensity: Intensity) -> Self {

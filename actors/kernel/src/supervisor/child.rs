@@ -9,16 +9,18 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_messages::{ActorState, ExitKind, word};
-use ractor::{ActorCell, ActorStatus};
+use ractor::{ActorCell, ActorRef, ActorStatus};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use super::Children;
+use super::children::{Report, SupervisorMsg};
 use crate::fence::Fence;
 use crate::host::Start;
 use crate::spec::KILL_DEADLINE;
 use crate::tree::Registration;
-use crate::vitals::Vitals;
-use crate::{Fault, Spec};
+use crate::vitals::{Pulse, Vitals};
+use crate::{Fault, Spec, Tree};
 
 pub(super) struct Child {
     pub(super) spec: Spec,
@@ -49,21 +51,41 @@ impl Child {
         Self { spec, vitals, _registration: registration, fence, stopped, bad_starts, order, timer }
     }
 
-    pub(super) fn begin(&mut self, run: u64, incarnation: u64, fence: Fence) {
-        self.vitals.incarnate(incarnation);
-        self.fence = Some((run, fence));
-    }
-
     /// Replaces the number of an earlier request.
     pub(super) fn fail_next_starts(&mut self, times: u32) {
         self.bad_starts = times;
     }
 
-    /// Makes the actor of a run, unless this start is to fail on request.
-    pub(super) fn launch(&mut self, start: Start) -> BoxFuture<'static, Result<(), Fault>> {
-        let Some(left) = self.bad_starts.checked_sub(1) else { return self.spec.launch.launch(start) };
-        self.bad_starts = left;
-        Box::pin(std::future::ready(Err(Fault::new("failed to start on request"))))
+    /// Begins a run, and makes its actor within this fence, unless this start is to fail on request.
+    pub(super) fn launch(
+        &mut self,
+        run: u64,
+        incarnation: u64,
+        fence: Fence,
+        siblings: &Children,
+        tree: &Tree,
+    ) -> BoxFuture<'static, Result<(), Fault>> {
+        // The callers that waited for the end of an earlier incarnation have it, also if a later start brought another.
+        self.notify_stopped();
+        self.vitals.incarnate(incarnation);
+        self.fence = Some((run, fence.clone()));
+        if let Some(left) = self.bad_starts.checked_sub(1) {
+            self.bad_starts = left;
+            return Box::pin(std::future::ready(Err(Fault::new("failed to start on request"))));
+        }
+        let name = self.spec.name.clone();
+        self.spec.launch.launch(Start {
+            path: self.vitals.path.clone(),
+            name: name.clone(),
+            incarnation,
+            pulse: Pulse { vitals: Arc::clone(&self.vitals), incarnation },
+            report: Report::new(siblings, name, run),
+            reports_ready: self.spec.reports_ready,
+            fence,
+            tree: tree.clone(),
+            supervisor: siblings.cell(),
+            siblings: siblings.clone(),
+        })
     }
 
     pub(super) fn enter(&mut self, state: ActorState) {
@@ -93,9 +115,14 @@ impl Child {
         }
     }
 
-    pub(super) fn replace_timer(&mut self, timer: AbortHandle) {
+    /// Sends the message after this time, unless the child gets another timer before.
+    pub(super) fn set_timer(&mut self, after: Duration, supervisor: ActorRef<SupervisorMsg>, msg: SupervisorMsg) {
+        let timer = tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            let _gone = supervisor.send_message(msg);
+        });
         self.abort_timer();
-        self.timer = Some(timer);
+        self.timer = Some(timer.abort_handle());
     }
     fn abort_timer(&mut self) {
         if let Some(timer) = self.timer.take() {

@@ -6,10 +6,12 @@
 //! at its own path, and never blocks its parent.
 
 mod child;
+mod child_table;
 mod children;
 mod core;
 mod group;
 mod root;
+mod runs;
 mod shell;
 
 pub use self::children::Children;

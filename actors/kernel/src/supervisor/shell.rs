@@ -1,24 +1,22 @@
 //! The supervisor's shell: a ractor actor that launches, stops and kills.
 
-use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::{CrashHow, ExitKind, word};
-use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, Signal, SupervisionEvent};
-use serde_json::json;
+use muster_messages::{CrashHow, word};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::Children;
-use super::child::Child;
+use super::child_table::ChildTable;
 use super::children::{Report, SupervisorMsg};
-use super::core::{Core, Effect, Fate, Input, Policy, Timer};
+use super::core::{Core, Effect, Fate, Input, Timer};
+use super::runs::{ActorEnd, RunEnd, Runs};
 use crate::fence::Fence;
-use crate::host::{HANG, Panicked, Start};
-use crate::spec::{SHUTDOWN_LIMIT, is_segment};
-use crate::tree::Registration;
-use crate::vitals::{Pulse, Vitals};
-use crate::{Clock, Fault, Group, Spec, Strategy, Tree};
+use crate::host::{HANG, Panicked};
+use crate::spec::SHUTDOWN_LIMIT;
+use crate::vitals::Pulse;
+use crate::{Clock, Group, Tree};
 
 pub(super) struct SupervisorActor;
 
@@ -34,14 +32,8 @@ pub(super) struct SupervisorArgs {
 pub(super) struct State {
     args: SupervisorArgs,
     core: Core,
-    children: BTreeMap<String, Child>,
-    /// The child and run of each actor.
-    running: HashMap<ActorId, (String, u64)>,
-    /// Exits of actors whose launch has not been reported yet (supervision events overtake messages), until it is.
-    early: HashMap<ActorId, (ExitKind, String)>,
-    /// Runs that ignored stop and kill, shown until they end.
-    left: HashMap<u64, Registration>,
-    started: u64,
+    children: ChildTable,
+    runs: Runs,
     me: Children,
     report: Option<Report>,
     /// Why this supervisor must end.
@@ -61,19 +53,10 @@ impl Actor for SupervisorActor {
 
     async fn pre_start(&self, me: ActorRef<Self::Msg>, args: Self::Arguments) -> Result<State, ActorProcessingErr> {
         args.fence.enter(me.get_cell())?;
-        let core = Core::new(args.group, seed());
-        Ok(State {
-            args,
-            core,
-            children: BTreeMap::new(),
-            running: HashMap::new(),
-            early: HashMap::new(),
-            left: HashMap::new(),
-            started: 0,
-            me: Children { supervisor: me },
-            report: None,
-            end_reason: None,
-        })
+        let (core, runs) = (Core::new(args.group, seed()), Runs::default());
+        let children = ChildTable::new(args.path.clone(), args.tree.clone());
+        let me = Children { supervisor: me };
+        Ok(State { args, core, children, runs, me, report: None, end_reason: None })
     }
 
     async fn handle(&self, me: ActorRef<Self::Msg>, msg: Self::Msg, s: &mut State) -> Result<(), ActorProcessingErr> {
@@ -82,7 +65,11 @@ impl Actor for SupervisorActor {
         }
         s.begin(msg.name());
         match msg {
-            SupervisorMsg::Start(spec) => s.start(*spec),
+            SupervisorMsg::Start(spec) => {
+                if let Some(input) = s.children.add(*spec) {
+                    s.step(input);
+                }
+            }
             SupervisorMsg::Stop { name, done } => {
                 match (s.children.get_mut(&name), done) {
                     (Some(child), Some(done)) => child.notify_when_stopped(done),
@@ -92,14 +79,27 @@ impl Actor for SupervisorActor {
                 s.step(Input::Stop { name });
             }
             SupervisorMsg::Restart { name } => s.step(Input::Restart { name }),
-            SupervisorMsg::Ended { actor, kind, text } => s.ended(actor, kind, text),
+            SupervisorMsg::Ended { actor, kind, text } => {
+                let end = s.runs.ended(actor, kind, text);
+                s.ended(end);
+            }
             SupervisorMsg::FailToStart { name, times } => {
                 if let Some(child) = s.children.get_mut(&name) {
                     child.fail_next_starts(times);
                 }
                 s.step(Input::Restart { name });
             }
-            SupervisorMsg::Launched { name, run, fence, result } => s.launched(name, run, &fence, result),
+            SupervisorMsg::Launched { name, run, fence, result } => {
+                let end = s.runs.launched(name.clone(), run, fence.actor().map(|cell| cell.get_id()), result);
+                if let (None, Some(cell)) = (&end, fence.actor()) {
+                    match s.core.fate(&name, run) {
+                        Fate::Keep => {}
+                        Fate::Stop => cell.stop(Some("stopped".to_owned())),
+                        Fate::Kill => cell.kill(),
+                    }
+                }
+                s.ended(end);
+            }
             SupervisorMsg::Healthy { name, run } => s.step(Input::Healthy { name, run }),
             SupervisorMsg::Filled(report) => {
                 s.report = Some(report);
@@ -128,36 +128,20 @@ impl Actor for SupervisorActor {
         s: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         s.begin("child_ended");
-        let (cell, kind, text) = match event {
-            SupervisionEvent::ActorFailed(cell, error) => {
-                let text = error.to_string();
-                let kind = if error.is::<Panicked>() { ExitKind::Panic } else { ExitKind::Error };
-                (cell, kind, text)
+        match ActorEnd::of(event) {
+            // It was not asked to release what it holds. That may panic, or take its time: not here. It has ended once that is done.
+            Some(ActorEnd { actor, kind, text, held: Some(held) }) => {
+                tokio::spawn(async move {
+                    let _panicked = tokio::task::spawn_blocking(move || drop(held)).await;
+                    let _ending = me.send_message(SupervisorMsg::Ended { actor, kind, text });
+                });
             }
-            SupervisionEvent::ActorTerminated(cell, state, reason) => {
-                let text = reason.unwrap_or_default();
-                // A task that its runtime has dropped leaves no state.
-                let killed = state.is_none() || text == Signal::Kill.to_string();
-                let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
-                if let (ExitKind::Killed, Some(state)) = (kind, state) {
-                    // It was not asked to release what it holds. That may panic, or take its time: not here. It has ended once
-                    // that is done.
-                    let (me, actor) = (me.clone(), cell.get_id());
-                    tokio::spawn(async move {
-                        let _panicked = tokio::task::spawn_blocking(move || drop(state)).await;
-                        let _ending = me.send_message(SupervisorMsg::Ended { actor, kind, text });
-                    });
-                    s.end();
-                    return Ok(());
-                }
-                (cell, kind, text)
+            Some(ActorEnd { actor, kind, text, held: None }) => {
+                let end = s.runs.ended(actor, kind, text);
+                s.ended(end);
             }
-            _ => {
-                s.end();
-                return Ok(());
-            }
-        };
-        s.ended(cell.get_id(), kind, text);
+            None => {}
+        }
         s.end();
         Ok(())
     }
@@ -165,11 +149,11 @@ impl Actor for SupervisorActor {
     async fn post_stop(&self, _me: ActorRef<Self::Msg>, s: &mut State) -> Result<(), ActorProcessingErr> {
         s.begin("stopping");
         let Some(text) = s.end_reason.take() else {
-            s.stop_all().await;
+            s.children.stop_all().await;
             return Ok(());
         };
         // Children that have not ended by then are killed with it.
-        let _late = tokio::time::timeout(SHUTDOWN_LIMIT, s.stop_all()).await;
+        let _late = tokio::time::timeout(SHUTDOWN_LIMIT, s.children.stop_all()).await;
         Err(text.into())
     }
 }
@@ -184,91 +168,13 @@ impl State {
     fn end(&self) {
         if let Some(pulse) = &self.args.pulse {
             pulse.end();
-            pulse.publish(self.view());
+            pulse.publish(self.args.group.view(self.children.len()));
         }
     }
-    /// How it treats its children; the children show their own work.
-    fn view(&self) -> serde_json::Value {
-        let Group { strategy, intensity } = self.args.group;
-        let restarts = match strategy {
-            Strategy::OneForOne => "the child that failed",
-            Strategy::OneForAll => "all children",
-            Strategy::RestForOne => "the child that failed and those started after it",
-        };
-        let (failures, within_ms) = (intensity.max + 1, muster_messages::millis(intensity.window));
-        json!({
-            "children": self.children.len(), "restarts": restarts,
-            "gives_up_after": {"failures": failures, "within_ms": within_ms},
-        })
-    }
-
-    async fn stop_all(&mut self) {
-        // An actor that is still being made finds its fence closed and no supervisor.
-        let mut in_order: Vec<(u64, String)> = self.children.iter().map(|(name, c)| (c.order, name.clone())).collect();
-        in_order.sort();
-        for (_, name) in in_order.into_iter().rev() {
-            if let Some(child) = self.children.remove(&name) {
-                child.stop_in_order().await;
-            }
-        }
-    }
-
-    fn start(&mut self, spec: Spec) {
-        let name = spec.name.clone();
-        if !is_segment(&name) {
-            tracing::error!(path = %self.args.path, ?name, "child not started: its name is not a valid path segment");
-            return;
-        }
-        let policy = Policy {
-            restart: spec.restart,
-            backoff: spec.backoff,
-            start_deadline: spec.start_deadline,
-            stop_deadline: spec.stop_deadline,
-            contained: spec.contained,
-        };
-        let requires = spec.requires.clone();
-        for missing in requires.iter().filter(|sibling| !self.children.contains_key(*sibling)) {
-            tracing::warn!(path = %self.args.path, %name, %missing, "child requires a sibling not started before it");
-        }
-        match self.children.get_mut(&name) {
-            Some(child) => child.spec = spec,
-            None => {
-                let path = format!("{}/{name}", self.args.path);
-                let label = self.args.tree.label(&self.args.path, spec.counted_as.unwrap_or(&name));
-                let vitals = Arc::new(Vitals::new(path, spec.kind, label));
-                let registration = self.args.tree.register(Arc::clone(&vitals));
-                self.started += 1;
-                self.children.insert(name.clone(), Child::new(spec, vitals, registration, self.started));
-            }
-        }
-        self.step(Input::Start { name, policy, requires });
-    }
-
-    fn ended(&mut self, actor: ActorId, kind: ExitKind, text: String) {
-        match self.running.remove(&actor) {
-            Some((name, run)) => self.exited(name, run, kind, text),
-            None => drop(self.early.insert(actor, (kind, text))),
-        }
-    }
-
-    fn launched(&mut self, name: String, run: u64, fence: &Fence, result: Result<(), Fault>) {
-        let early = fence.actor().and_then(|cell| self.early.remove(&cell.get_id()));
-        match (result, early) {
-            (Err(fault), _) => return self.exited(name, run, ExitKind::Start, fault.0),
-            (Ok(()), Some((kind, text))) => return self.exited(name, run, kind, text),
-            (Ok(()), None) => {}
-        }
-        let cell = fence.actor().expect("a launched actor has entered its fence");
-        match self.core.fate(&name, run) {
-            Fate::Keep => {}
-            Fate::Stop => cell.stop(Some("stopped".to_owned())),
-            Fate::Kill => cell.kill(),
-        }
-        self.running.insert(cell.get_id(), (name, run));
-    }
-
-    fn exited(&mut self, name: String, run: u64, kind: ExitKind, text: String) {
-        if self.left.remove(&run).is_some() {
+    /// A child's run has ended, if it is known whose it was.
+    fn ended(&mut self, end: Option<RunEnd>) {
+        let Some(RunEnd { name, run, kind, text }) = end else { return };
+        if self.runs.take_stuck(run) {
             tracing::info!(path = %self.args.path, %name, kind = %word(kind), %text, "a stuck incarnation has ended");
         }
         self.step(Input::Exited { name, run, kind, text });
@@ -285,51 +191,19 @@ impl State {
     fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::Launch { name, run, incarnation } => self.launch(name, run, incarnation),
-            Effect::Stop { name, run } => {
-                if let Some(cell) = self.cell(&name, run) {
-                    cell.stop(Some("stopped".to_owned()));
-                }
-            }
-            Effect::Kill { name, run } => {
-                if let Some(cell) = self.cell(&name, run) {
-                    cell.kill();
-                }
-            }
+            Effect::Stop { name, run } => self.children.stop(&name, run),
+            Effect::Kill { name, run } => self.children.kill(&name, run),
             Effect::Abandon { name, run } => {
-                if let Some(child) = self.children.get(&name) {
-                    child.abandon();
-                    let left = Arc::new(child.vitals.abandoned_vitals());
-                    tracing::error!(path = %left.path, "actor ignored stop and kill; abandoned as stuck");
-                    self.left.insert(run, self.args.tree.register(left));
+                if let Some(shown) = self.children.abandon(&name) {
+                    self.runs.abandon(run, self.args.tree.register(Arc::new(shown)));
                 }
             }
             Effect::SetTimer { name, run, timer, after } => self.set_timer(name, run, timer, after),
-            Effect::State { name, state } => {
-                if let Some(child) = self.children.get_mut(&name) {
-                    child.enter(state);
-                }
-            }
-            Effect::Waits { name, on } => {
-                if let Some(child) = self.children.get(&name) {
-                    tracing::debug!(path = %child.vitals.path, ?on, "actor waits for its siblings before it starts");
-                    child.vitals.explain(json!({ "waits_for": on }));
-                }
-            }
-            Effect::Exit { name, kind, text } => {
-                if let Some(child) = self.children.get_mut(&name) {
-                    child.ended(kind, text);
-                }
-            }
-            Effect::Removed { name } => {
-                if let Some(mut child) = self.children.remove(&name) {
-                    child.notify_stopped();
-                }
-            }
-            Effect::Stale { name } => {
-                if let Some(child) = self.children.get(&name) {
-                    child.vitals.count_stale();
-                }
-            }
+            Effect::State { name, state } => self.children.enter(&name, state),
+            Effect::Waits { name, on } => self.children.waits(&name, &on),
+            Effect::Exit { name, kind, text } => self.children.ended(&name, kind, text),
+            Effect::Removed { name } => self.children.remove(&name),
+            Effect::Stale { name } => self.children.count_stale(&name),
             Effect::Ready => {
                 if let Some(report) = &self.report {
                     report.healthy();
@@ -344,41 +218,16 @@ impl State {
         }
     }
 
-    fn cell(&self, name: &str, run: u64) -> Option<&ActorCell> {
-        self.children.get(name)?.cell_of(run)
-    }
-
     fn set_timer(&mut self, name: String, run: u64, timer: Timer, after: Duration) {
-        let Some(child) = self.children.get_mut(&name) else { return };
-        let me = self.me.supervisor.clone();
-        let set = tokio::spawn(async move {
-            tokio::time::sleep(after).await;
-            let _gone = me.send_message(SupervisorMsg::Timer { name, run, timer });
-        });
-        child.replace_timer(set.abort_handle());
+        if let Some(child) = self.children.get_mut(&name) {
+            child.set_timer(after, self.me.supervisor.clone(), SupervisorMsg::Timer { name, run, timer });
+        }
     }
 
     fn launch(&mut self, name: String, run: u64, incarnation: u64) {
-        let Some(child) = self.children.get_mut(&name) else {
-            return;
-        };
-        // The callers that waited for the end of an earlier incarnation have it, also if a later start brought another.
-        child.notify_stopped();
+        let Some(child) = self.children.get_mut(&name) else { return };
         let fence = Fence::within(self.args.fence.closed());
-        child.begin(run, incarnation, fence.clone());
-        let start = Start {
-            path: child.vitals.path.clone(),
-            name: name.clone(),
-            incarnation,
-            pulse: Pulse { vitals: Arc::clone(&child.vitals), incarnation },
-            report: Report::new(&self.me, name.clone(), run),
-            reports_ready: child.spec.reports_ready,
-            fence: fence.clone(),
-            tree: self.args.tree.clone(),
-            supervisor: self.me.cell(),
-            siblings: self.me.clone(),
-        };
-        let launching = child.launch(start);
+        let launching = child.launch(run, incarnation, fence.clone(), &self.me, &self.args.tree);
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;
