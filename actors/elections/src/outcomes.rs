@@ -27,6 +27,7 @@ pub(crate) fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) ->
             ProposeError::NotLeader { .. }
             | ProposeError::Busy
             | ProposeError::MembershipBusy
+            | ProposeError::TooFewReachable { .. }
             | ProposeError::TooLarge { .. }
             | ProposeError::StateFull { .. },
         ))

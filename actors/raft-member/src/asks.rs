@@ -29,8 +29,9 @@ impl Asks {
             RaftMemberMsg::Propose { command, deadline_ms, reply } => {
                 Input::Propose { ask: self.0.park(Port::Propose(reply)), command, deadline: by(deadline_ms) }
             }
-            RaftMemberMsg::ProposeMembership { change, reply } => {
-                Input::ProposeMembership { ask: self.0.park(Port::Propose(reply)), change }
+            RaftMemberMsg::ProposeMembership { change, confirm_within_ms, reply } => {
+                let ask = self.0.park(Port::Propose(reply));
+                Input::ProposeMembership { ask, change, confirm_by: confirm_within_ms.map(by) }
             }
             RaftMemberMsg::Read { deadline_ms, reply } => {
                 Input::Read { ask: self.0.park(Port::Read(reply)), deadline: by(deadline_ms) }

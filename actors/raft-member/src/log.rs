@@ -35,6 +35,7 @@ pub(crate) fn log_notice(notice: &Notice) {
         Notice::Sending { to: RaftId(to), index } => {
             tracing::info!(raft_id = to, index, "sending a snapshot to a Raft member");
         }
+        Notice::MembershipProposed { kind, .. } => tracing::debug!(?kind, "a membership change enters the log"),
         Notice::MembershipRefused { why } => tracing::debug!(%why, "membership change refused when applied"),
     }
 }

@@ -7,7 +7,8 @@
 //! Invariants  INTENT-1 and INTENT-2 (see `role_requests`); the store keeps ROLE-1, a member's node is a manager.
 //!             ROLE-2  all plans together have at most one membership change in flight.
 //!             ROLE-3  no membership change loses the quorum of the current or the resulting configuration; before one that adds
-//!                     or removes a voter, a majority of the resulting voters has responded after it was decided on.
+//!                     or removes a voter, a majority of the resulting voters has responded after it was decided on (the Raft
+//!                     member waits for that as part of the proposal: REACH-2).
 //!             ROLE-4  no role older than the newest request is ever written.
 //!             ROLE-5  every node that is not settled reports what it waits for.
 //! Why level-triggered: everything follows from the four facts of a node as they are now. A request that flips half-way, a
@@ -51,7 +52,7 @@ use self::plan::{Next, Scene};
 use self::plans::Plans;
 pub use self::queues::{Pending, Queues};
 use self::quorum::Electorate;
-use self::reachability::{Reachability, Required};
+use self::reachability::{Checked, Reachability, Required};
 use self::role_requests::RoleRequests;
 pub use self::role_requests::{RequestedChange, RoleRequest};
 pub use self::values::*;
@@ -171,8 +172,7 @@ impl RoleManager {
         self.seen.raft.leading
     }
 
-    fn electorate(&self, now: Now) -> Electorate {
-        let checked = self.reachability.result().cloned();
+    fn electorate(&self, now: Now, checked: Option<Checked>) -> Electorate {
         Electorate::of(&self.seen, self.seen_at, now, self.fresh_until, checked, &self.config)
     }
 
@@ -206,7 +206,7 @@ impl RoleManager {
             let (queues, steps) = (std::mem::take(&mut self.checkpoint.queues), self.checkpoint.steps);
             self.checkpoint = Checkpoint { term, queues, steps, ..Checkpoint::default() };
         }
-        self.checkpoint.outbox.repeat(now.at, out);
+        self.checkpoint.outbox.repeat(now.at, &self.config, out);
         self.started = true;
         self.backoff.release_all();
         self.reachability = Reachability::default();
@@ -273,16 +273,16 @@ impl RoleManager {
     fn send(&mut self, now: Now, node: NodeId, sent: Sent, out: &mut Vec<Effect>) -> StepId {
         let step = self.next_step();
         let outgoing = Outgoing { node, sent, since: now, applied: None, again_at: None };
-        out.push(outgoing.effect(step));
+        out.push(outgoing.effect(step, &self.config));
         self.checkpoint.outbox.put(step, outgoing);
         step
     }
 
-    /// Requests a check for a request (`change` is `None`) or for the membership change of a node.
-    fn check_reachable(&mut self, now: Now, change: Option<NodeId>, required: Required, out: &mut Vec<Effect>) {
+    /// A check for a request that removes a voter.
+    fn check_reachable(&mut self, now: Now, required: Required, out: &mut Vec<Effect>) {
         if self.reachability.may_begin(now.at) {
             let step = self.next_step();
-            out.push(self.reachability.begin(now.at, step, change, required, self.config.election_timeout));
+            out.push(self.reachability.begin(now.at, step, required, self.config.election_timeout));
         }
     }
 

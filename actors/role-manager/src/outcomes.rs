@@ -21,6 +21,7 @@ fn outcome_of(error: ProposeError) -> StepOutcome {
         ProposeError::NotLeader { .. } => StepOutcome::NotLeader,
         ProposeError::Busy => StepOutcome::Crowded,
         ProposeError::MembershipBusy => StepOutcome::MembershipBusy,
+        ProposeError::TooFewReachable { voters, reachable } => StepOutcome::TooFewReachable { voters, reachable },
         ProposeError::NoQuorum { missing } => StepOutcome::NoQuorum { missing },
         ProposeError::TimedOut => StepOutcome::TimedOut,
         ProposeError::TooLarge { .. } | ProposeError::StateFull { .. } | ProposeError::UnknownOutcome => {

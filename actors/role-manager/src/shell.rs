@@ -138,11 +138,12 @@ impl RoleManagerShell {
                     reply,
                 });
             }
-            Effect::ProposeMembership { step, change } => {
+            Effect::ProposeMembership { step, change, confirm_within } => {
                 tracing::info!(%step, change = described(&change.kind), "proposing a membership change");
-                let change = Box::new(change);
+                let (change, confirm_within_ms) = (Box::new(change), confirm_within.map(millis));
                 self.propose(cx, step, MEMBERSHIP_CHANGE_TIMEOUT, move |reply| RaftMemberMsg::ProposeMembership {
                     change,
+                    confirm_within_ms,
                     reply,
                 });
             }

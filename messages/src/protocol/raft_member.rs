@@ -33,6 +33,9 @@ pub enum ProposeError {
     TimedOut,
     #[error("another membership change is in flight")]
     MembershipBusy,
+    /// A membership change: too few of the voters that it would result in acknowledged a heartbeat in time. It never entered the log.
+    #[error("{} of the {} resulting voters respond, too few for this membership change", .reachable.len(), .voters.len())]
+    TooFewReachable { voters: BTreeSet<RaftId>, reachable: BTreeSet<RaftId> },
     /// Too large for a message between managers.
     #[error("a command of {bytes} bytes, the limit is {limit}")]
     TooLarge { bytes: usize, limit: usize },
@@ -87,6 +90,7 @@ impl From<ProposeError> for ErrorBody {
             ProposeError::NoQuorum { missing } => ErrorBody::new(ErrorCode::NoQuorum, text)
                 .with_details(&serde_json::json!({"missing": missing}))
                 .retry_after(soon),
+            ProposeError::TooFewReachable { .. } => ErrorBody::new(ErrorCode::QuorumAtRisk, text).retry_after(soon),
             ProposeError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
             ProposeError::TooLarge { .. } => ErrorBody::new(ErrorCode::TooLarge, text),
             ProposeError::StateFull { bytes, limit } => ErrorBody::new(ErrorCode::StateFull, text)
@@ -139,11 +143,18 @@ pub enum RaftMemberMsg {
     /// deadline. Lost: the port closes; retry with the same request id. Repeated with the same request id: applied
     /// once, answered alike. Late: its guards are judged when it is applied.
     Propose { command: Box<Command>, deadline_ms: u64, reply: Reply<Result<Applied, ProposeError>> },
-    /// Proposes a membership change. One at a time; another while one is in flight is refused as `MembershipBusy`. It
-    /// has no deadline: answered once it is applied or refused, or leadership is lost. Lost: the port closes; look at
-    /// the members before proposing it again. Repeated: refused once the first is applied (a repeated address:
-    /// accepted, no change). Late: judged again when it is applied.
-    ProposeMembership { change: Box<MembershipChange>, reply: Reply<Result<Applied, ProposeError>> },
+    /// Proposes a membership change. With `confirm_within_ms`, one that adds or removes a voter enters the log only once a
+    /// majority of the resulting voters, the leader included if it is one, has acknowledged a heartbeat sent after this
+    /// message was handled; if that takes longer, it is refused as `TooFewReachable`. One at a time; another while one
+    /// is in flight, or waits for heartbeats, is refused as `MembershipBusy`. Once in the log it has no deadline:
+    /// answered when it is applied or refused, or leadership is lost. Lost: the port closes; look at the members before
+    /// proposing it again. Repeated: busy while the first is in flight, refused once it is applied (a repeated address:
+    /// accepted, no change). Late: its heartbeats leave when it is handled, and it is judged again when it is applied.
+    ProposeMembership {
+        change: Box<MembershipChange>,
+        confirm_within_ms: Option<u64>,
+        reply: Reply<Result<Applied, ProposeError>>,
+    },
     /// A linearizable read: answers with a replica that has applied everything acknowledged before the call (read
     /// index), or with a [`ReadError`] by the deadline. Read: repeat freely. Lost: the port closes; ask again.
     Read { deadline_ms: u64, reply: Reply<Result<Arc<Replica>, ReadError>> },

@@ -169,10 +169,6 @@ pub struct Roles {
     pub asks: BTreeMap<roles::AskId, RoleAsker>,
     /// It crashes during its next step.
     pub doomed: bool,
-    /// Start of each reachability check in progress.
-    pub checks: BTreeMap<roles::StepId, Moment>,
-    /// Start of the reachability check that ended last.
-    pub checked_since: Option<Moment>,
 }
 
 pub struct Authority {

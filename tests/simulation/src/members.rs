@@ -267,6 +267,7 @@ impl ManagerRuntime {
             }
             Notice::Installed { .. } => world.totals.count("snapshots installed"),
             Notice::DiskTooSlow { .. } => world.totals.count("leaders that stepped down on a slow disk"),
+            Notice::MembershipProposed { kind, since } => Roles::check_membership_change(world, idx, kind, *since),
             Notice::MembershipRefused { .. } => world.totals.count("membership changes refused on apply"),
             _ => {}
         }

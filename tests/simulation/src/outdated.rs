@@ -67,7 +67,7 @@ pub(crate) fn outdated_member(world: &mut World) {
     world.log(format!("outdated: {kind:?}"));
     let change = Box::new(MembershipChange { at: world.wall(idx), by: Principal::Operator, kind });
     if let Some(ask) = world.await_answer(idx, Asker::Internal) {
-        world.deliver(idx, Input::ProposeMembership { ask, change });
+        world.deliver(idx, Input::ProposeMembership { ask, change, confirm_by: None });
     }
 }
 

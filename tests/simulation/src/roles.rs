@@ -1,9 +1,10 @@
 //! A leader's role manager: incarnations, effects, and checks on them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use muster_messages::protocol::{Applied, ProposeError};
-use muster_messages::{ErrorBody, MembershipChange, MembershipChangeKind, RaftId};
+use muster_messages::{ErrorBody, MembershipChangeKind, Moment, RaftId};
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles, Effect, Now, RequestedChange, RoleManager, StepId, StepOutcome};
 
@@ -34,14 +35,7 @@ impl Roles {
             world.totals.count("role manager restarted from its checkpoint");
         }
         let core = RoleManager::new(me, config, before);
-        leader.roles = Some(Roles {
-            incarnation,
-            core,
-            asks: BTreeMap::new(),
-            doomed: false,
-            checks: BTreeMap::new(),
-            checked_since: None,
-        });
+        leader.roles = Some(Roles { incarnation, core, asks: BTreeMap::new(), doomed: false });
         Self::step(world, idx, roles::Input::Seen(replica));
     }
 
@@ -95,11 +89,11 @@ impl Roles {
                 world.log(format!("n{} proposes {step}: {} {:?}", idx + 1, command.reason, command.changes));
                 world.propose(idx, Asker::RoleStep { incarnation, step }, *command, deadline);
             }
-            Effect::ProposeMembership { step, change } => {
+            Effect::ProposeMembership { step, change, confirm_within } => {
                 world.log(format!("n{} proposes membership change {step}: {:?}", idx + 1, change.kind));
-                Self::check_membership_change(world, idx, &change);
+                let confirm_by = confirm_within.map(|within| world.clock(idx) + within);
                 if let Some(ask) = world.await_answer(idx, Asker::RoleStep { incarnation, step }) {
-                    world.deliver(idx, Input::ProposeMembership { ask, change: Box::new(change) });
+                    world.deliver(idx, Input::ProposeMembership { ask, change: Box::new(change), confirm_by });
                 }
             }
             Effect::Probe { step, addr, node } => {
@@ -118,10 +112,7 @@ impl Roles {
                 }
             }
             Effect::CheckReachable { step, members, needed, within } => {
-                let (now, deadline) = (world.now(), world.clock(idx) + within);
-                if let Some(roles) = Self::at(world, idx) {
-                    roles.checks.insert(step, now);
-                }
+                let deadline = world.clock(idx) + within;
                 if let Some(ask) = world.await_answer(idx, Asker::Reachability { incarnation, step }) {
                     world.deliver(idx, Input::CheckReachable { ask, members, needed, deadline });
                 }
@@ -173,6 +164,9 @@ impl Roles {
             Err(ProposeError::NotLeader { .. }) => StepOutcome::NotLeader,
             Err(ProposeError::Busy) => StepOutcome::Crowded,
             Err(ProposeError::MembershipBusy) => StepOutcome::MembershipBusy,
+            Err(ProposeError::TooFewReachable { voters, reachable }) => {
+                StepOutcome::TooFewReachable { voters, reachable }
+            }
             Err(ProposeError::NoQuorum { missing }) => StepOutcome::NoQuorum { missing },
             Err(ProposeError::TimedOut) => StepOutcome::TimedOut,
             Err(ProposeError::UnknownOutcome | ProposeError::TooLarge { .. } | ProposeError::StateFull { .. }) => {
@@ -199,8 +193,7 @@ impl Roles {
         step: StepId,
         reachable: Option<BTreeSet<RaftId>>,
     ) {
-        if let Some(roles) = Self::at(world, idx).filter(|r| r.incarnation == incarnation) {
-            roles.checked_since = roles.checks.remove(&step).or(roles.checked_since);
+        if Self::at(world, idx).is_some_and(|r| r.incarnation == incarnation) {
             Self::step(world, idx, roles::Input::ReachabilityChecked { step, reachable });
         }
     }
@@ -221,13 +214,19 @@ impl Roles {
         }
     }
 
-    /// QUORUM-1: when a leader proposes to add or remove a voter, a majority of the current voters sent it a message within an
-    /// election timeout (plus the longest message delay), and a majority of the resulting voters sent it one after its last
-    /// reachability check began.
-    fn check_membership_change(world: &mut World, idx: MachineIdx, change: &MembershipChange) {
-        let checked_since = Self::at(world, idx).and_then(|roles| roles.checked_since);
+    /// QUORUM-1: when a change that adds or removes a voter enters a leader's log, a majority of the current voters sent it a message
+    /// within an election timeout (plus the longest message delay) before the Raft member took the change on, and a majority of the
+    /// resulting voters sent it one since.
+    pub(crate) fn check_membership_change(
+        world: &mut World,
+        idx: MachineIdx,
+        change: &MembershipChangeKind,
+        since: Moment,
+    ) {
         let Some(runtime) = world.machines[idx].runtime.as_ref() else { return };
-        let ago = world.settings.roles.election_timeout + MAX_DELAY;
+        // A clock that drifts is converted with a rounding error.
+        let took = world.now().since(world.moment(idx, since)) + Duration::from_millis(1);
+        let ago = world.settings.roles.election_timeout + MAX_DELAY + took;
         if world.machines[idx].thawed_at.is_some_and(|at| world.now().since(at) <= ago) {
             return; // messages read at the thaw may be as old as the freeze
         }
@@ -237,17 +236,14 @@ impl Roles {
             voters.iter().filter(|v| world.recently_reachable(idx, **v, ago)).count() * 2 > voters.len()
         };
         let before = majority(&voters, ago);
-        match &change.kind {
+        match change {
             MembershipChangeKind::PromoteLearner { raft_id, .. } => voters.push(*raft_id),
             MembershipChangeKind::Remove { raft_id } if voters.contains(raft_id) => voters.retain(|v| v != raft_id),
             _ => return,
         }
-        if !(before && majority(&voters, world.now().since(checked_since.unwrap_or(world.now())))) {
-            let detail = format!(
-                "n{} proposes {:?} and would leave {voters:?} without a reachable majority",
-                idx + 1,
-                change.kind
-            );
+        if !(before && majority(&voters, took)) {
+            let detail =
+                format!("n{} proposes {change:?} and would leave {voters:?} without a reachable majority", idx + 1);
             world.require(Err(violation(QUORUM_1, detail)));
         }
     }

@@ -51,13 +51,14 @@ mod turn;
 mod values;
 mod writes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_messages::protocol::{ProposeError, ReadError};
 use muster_messages::wire::MAX_FRAME;
 use muster_messages::{
-    Command, CommandRefusal, MembershipChange, Moment, NodeId, RaftId, Replica, Revision, Rng, Tables, WallTime,
+    Command, CommandRefusal, MembershipChange, MembershipChangeKind, Moment, NodeId, RaftId, Replica, Revision, Rng,
+    Tables, WallTime,
 };
 use raft::eraftpb::ConfState;
 use slog::Logger;
@@ -248,7 +249,9 @@ impl RaftCore {
             Input::Tick => self.tick(now),
             Input::Woke => self.fire_hint(now),
             Input::Propose { ask, command, deadline } => self.propose(now, ask, &command, deadline),
-            Input::ProposeMembership { ask, change } => self.propose_membership(now, ask, &change),
+            Input::ProposeMembership { ask, change, confirm_by } => {
+                self.propose_membership(now, ask, change, confirm_by)
+            }
             Input::Read { ask, deadline } => self.read(ask, deadline),
             Input::CheckReachable { ask, members, needed, deadline } => {
                 let refused = self.reachability.begin(now, ask, members, needed, deadline);
@@ -335,21 +338,52 @@ impl RaftCore {
         }
     }
 
-    fn propose_membership(&mut self, now: Moment, ask: AskId, change: &MembershipChange) {
+    fn propose_membership(
+        &mut self,
+        now: Moment,
+        ask: AskId,
+        change: Box<MembershipChange>,
+        confirm_by: Option<Moment>,
+    ) {
         let unsettled = self.member.as_ref().is_some_and(|s| s.raw.has_pending_conf());
-        let result = if !self.leads() {
-            Err(self.not_leader(now))
-        } else if unsettled || self.proposals.membership_in_flight() {
-            Err(ProposeError::MembershipBusy)
+        if !self.leads() {
+            self.out.answers.push(Answer::Proposed(ask, Err(self.not_leader(now))));
+        } else if unsettled || self.proposals.membership_in_flight() || self.reachability.has_change() {
+            self.out.answers.push(Answer::Proposed(ask, Err(ProposeError::MembershipBusy)));
+        } else if let Some(deadline) = confirm_by
+            && let Some(voters) = self.voters_after(&change)
+        {
+            self.reachability.begin_change(now, ask, change, voters, deadline);
         } else {
-            muster_store::check_membership(self.state.tables(), change).map_err(ProposeError::Refused)
+            self.queue_membership(ask, &change, now);
+        }
+    }
+
+    /// The voters that a possible change results in, if it adds or removes one. They stay the same until it is applied: no other
+    /// membership change is in flight.
+    fn voters_after(&self, change: &MembershipChange) -> Option<BTreeSet<RaftId>> {
+        let tables = self.state.tables();
+        muster_store::check_membership(tables, change).ok()?;
+        let mut voters: BTreeSet<RaftId> = tables.members.values().filter(|m| m.voter).map(|m| m.raft_id).collect();
+        let changed = match &change.kind {
+            MembershipChangeKind::PromoteLearner { raft_id, .. } => voters.insert(*raft_id),
+            MembershipChangeKind::Remove { raft_id } => voters.remove(raft_id),
+            MembershipChangeKind::AddLearner { .. } | MembershipChangeKind::SetAddress { .. } => false,
         };
-        let entry = result.and_then(|()| {
+        changed.then_some(voters)
+    }
+
+    fn queue_membership(&mut self, ask: AskId, change: &MembershipChange, since: Moment) {
+        let checked = muster_store::check_membership(self.state.tables(), change).map_err(ProposeError::Refused);
+        let entry = checked.and_then(|()| {
             let too_large = |_| ProposeError::TooLarge { bytes: MAX_FRAME, limit: self.config.max_command };
             entries::membership_entry(change).map_err(too_large)
         });
         match entry {
-            Ok(entry) => self.proposals.queue(Queued { ask, deadline: NO_DEADLINE, entry, membership: true }),
+            Ok(entry) => {
+                self.proposals.queue(Queued { ask, deadline: NO_DEADLINE, entry, membership: true });
+                self.out.notices.push(Notice::MembershipProposed { kind: change.kind.clone(), since });
+            }
             Err(refusal) => self.out.answers.push(Answer::Proposed(ask, Err(refusal))),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Owns        the proposals that wait, those in the log, and those of an earlier term of this leader.
 //! Invariants  PROPOSE-1  each ends exactly once.
-//!             PROPOSE-2  `NotLeader`, `Busy`, `MembershipBusy` and `TooLarge` mean: certainly not applied, now or later.
+//!             PROPOSE-2  `NotLeader`, `Busy`, `MembershipBusy`, `TooFewReachable` and `TooLarge` mean: certainly not applied, now or
+//!                        later.
 //! Why entries are recognised by index and term: two entries with the same index and term are the same entry (log
 //! matching), so no tag is needed, and an entry of another term at the same index proves that the proposal is lost.
 

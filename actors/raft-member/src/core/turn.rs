@@ -11,6 +11,7 @@ use raft::{GetEntriesContext, INVALID_ID, Ready, SnapshotStatus, StateRole, Stor
 
 use super::internals::Internals;
 use super::log::entry_bytes;
+use super::reachability::Ended;
 use super::reads::{round_context, round_of};
 use super::{
     Answer, Batch, Compaction, CoreFault, Durable, HardMark, Incompatible, LogPoint, Notice, Outbound,
@@ -23,6 +24,8 @@ const MAX_ROUNDS: usize = 16;
 impl RaftCore {
     /// Handles the inputs since the last turn.
     pub fn turn(&mut self, now: Moment) -> Result<Batch, CoreFault> {
+        // First: a membership change whose check has ended enters the log in this turn.
+        self.end_reachability_checks(now);
         self.flush_proposals(now);
         let mut rounds = 0;
         if self.incompatible().is_none() {
@@ -51,7 +54,6 @@ impl RaftCore {
         for ask in self.reads.take_ready(self.state.applied()) {
             self.out.answers.push(Answer::Read(ask, Ok(Arc::clone(self.publication.replica()))));
         }
-        self.end_reachability_checks(now);
         self.out.again = rounds == MAX_ROUNDS;
         if let Some(member) = self.member.as_mut() {
             member.commit_news.plan(now, member.committed_as_leader(), self.config.commit_news);
@@ -326,12 +328,17 @@ impl RaftCore {
 
     fn end_reachability_checks(&mut self, now: Moment) {
         let mut checks = std::mem::take(&mut self.reachability);
-        let answers = match self.member.as_ref().filter(|s| s.raw.leads()) {
+        let ended = match self.member.as_ref().filter(|s| s.raw.leads()) {
             Some(member) => checks.end(now, member.id, |id| self.can_follow(id)),
             None => checks.refuse(|| self.not_leader(now)),
         };
         self.reachability = checks;
-        self.out.answers.extend(answers);
+        for ended in ended {
+            match ended {
+                Ended::Answered(answer) => self.out.answers.push(answer),
+                Ended::Confirmed { ask, change, since } => self.queue_membership(ask, &change, since),
+            }
+        }
     }
 
     /// Everything handed to the disk so far, as a snapshot and one write: for replacing a disk that cannot be trusted. `None`

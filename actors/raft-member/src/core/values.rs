@@ -7,8 +7,8 @@ pub use muster_messages::AskId;
 use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
-    Command, ManagedKey, Member, MembershipChange, Moment, NodeId, ObjectChange, RaftId, Replica, Revision, Tables,
-    Term,
+    Command, ManagedKey, Member, MembershipChange, MembershipChangeKind, Moment, NodeId, ObjectChange, RaftId, Replica,
+    Revision, Tables, Term,
 };
 pub use raft::eraftpb::Entry;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,8 @@ pub enum Input {
     ProposeMembership {
         ask: AskId,
         change: Box<MembershipChange>,
+        /// A change of the voters enters the log once a majority of the resulting ones responds, by then. `None`: at once.
+        confirm_by: Option<Moment>,
     },
     Read {
         ask: AskId,
@@ -293,6 +295,11 @@ pub enum Notice {
     },
     Installed {
         index: u64,
+    },
+    /// A membership change enters the log. A majority of the resulting voters has responded since, if that was asked for.
+    MembershipProposed {
+        kind: MembershipChangeKind,
+        since: Moment,
     },
     MembershipRefused {
         why: String,

@@ -187,7 +187,10 @@ impl Cluster {
         let done = async {
             loop {
                 let change = MembershipChange { at: WallTime(0), by: Principal::Operator, kind: kind.clone() };
-                let make = |reply| RaftMemberMsg::ProposeMembership { change: Box::new(change), reply }.into();
+                let make = |reply| {
+                    let (change, confirm_within_ms) = (Box::new(change), Some(1000));
+                    RaftMemberMsg::ProposeMembership { change, confirm_within_ms, reply }.into()
+                };
                 match self.members[&self.leader().await].0.ask(WAIT_LIMIT, make).await {
                     Ok(Ok(_)) => return,
                     // The outcome of an earlier attempt is not always known.

@@ -70,6 +70,10 @@ impl Config {
         #[cfg(not(feature = "bug-injection"))]
         false
     }
+    /// How long the resulting voters of a membership change have to respond: for longer than that a voter counts as silent anyway.
+    pub(crate) fn confirm_within(&self) -> Option<Duration> {
+        (!self.skips_quorum_gate() && !self.trusts_recent_acks()).then_some(self.election_timeout)
+    }
     pub(crate) fn trusts_recent_acks(&self) -> bool {
         #[cfg(feature = "bug-injection")]
         return self.bugs.trust_recent_acks;

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use muster_messages::{MembershipChange, MembershipChangeKind, NodeId, WaitReason, Wants};
+use muster_messages::{MembershipChange, MembershipChangeKind, NodeId, RaftId, WaitReason, Wants};
 
 use super::plan::{Next, Plan, Wait};
 use super::quorum::{Electorate, QuorumCheck};
+use super::reachability::Checked;
 use super::{Effect, Moment, Now, RoleManager, Sent, plan, queues};
 
-/// A membership change is decided in the step that delivers the check's result, so the result is never too old for it.
+/// The only check that a membership change is judged by is its own, which has just failed.
 const ANY_TIME: Moment = Moment(0);
 
 impl RoleManager {
-    /// Starts the next membership change whose quorum check passes. One blocked by quorum lets others pass and keeps its
-    /// position; a failed one goes to the end.
+    /// Starts the next membership change whose quorum check passes by recent acknowledgements. One blocked by quorum lets others
+    /// pass and keeps its position; a failed one goes to the end. The Raft member proposes it once the resulting voters have responded.
     pub(super) fn change_membership(&mut self, now: Now, out: &mut Vec<Effect>) {
         self.queue_up();
         if !matches!(self.plans.membership_change(self.me), Some(MembershipChangeKind::Remove { .. })) {
@@ -23,25 +24,11 @@ impl RoleManager {
         if self.checkpoint.outbox.membership().is_some() {
             return;
         }
-        let electorate = self.electorate(now);
-        let mut due = None;
-        for node in self.checkpoint.slot.waiting().collect::<Vec<_>>() {
-            match self.quorum_check(node, &electorate) {
-                QuorumCheck::Open => {
-                    due = Some(node);
-                    break;
-                }
-                QuorumCheck::Unconfirmed(required) => return self.check_reachable(now, Some(node), required, out),
-                QuorumCheck::Undecided => {}
-                // A check has just ended. The next one would end the same way.
-                QuorumCheck::Closed(obstacle) if self.reachability.result().is_some() => {
-                    let wait = Some(Wait::new(obstacle.reason, obstacle.message));
-                    self.backoff.hold(node, now.at + self.config.ask_again, wait);
-                }
-                QuorumCheck::Closed(_) => {}
-            }
-        }
-        let Some(node) = due else { return };
+        let electorate = self.electorate(now, None);
+        let possible = |node: &NodeId| {
+            matches!(self.quorum_check(*node, &electorate), QuorumCheck::Open | QuorumCheck::Unconfirmed(_))
+        };
+        let Some(node) = self.checkpoint.slot.waiting().find(possible) else { return };
         let Some(kind) = self.plans.membership_change(node).cloned() else { return };
         self.checkpoint.slot.remove(node);
         let own = self.seen.raft.raft_id == Some(plan::member_id_in(&kind));
@@ -52,7 +39,8 @@ impl RoleManager {
             .then(|| electorate.transfer_targets(self.me).into_iter().find(may_lead))
             .flatten();
         let sent = match transfer_target {
-            // The leader removes itself only when no other voter took leadership.
+            // The leader removes itself only when no other voter took leadership. An offer of leadership waits for no check: it
+            // changes no voter, and the new leader's change has its own.
             Some(to) => Sent::Transfer { to },
             None => Sent::Membership(MembershipChange { at: now.wall, by: self.on_behalf_of(node), kind }),
         };
@@ -79,6 +67,21 @@ impl RoleManager {
         let wanting: BTreeSet<NodeId> = self.plans.membership_changes().filter(idle).collect();
         let in_flight = self.checkpoint.outbox.membership().map(|(_, o)| o.node);
         self.checkpoint.slot.queue_up(&wanting, in_flight);
+    }
+
+    /// Too few of the voters that its change would result in respond: what the node waits for.
+    pub(super) fn wait_for_voters(
+        &self,
+        now: Now,
+        node: NodeId,
+        voters: &BTreeSet<RaftId>,
+        reachable: &BTreeSet<RaftId>,
+    ) -> Option<Wait> {
+        let checked = Checked { since: now.at, members: voters.clone(), reachable: reachable.clone() };
+        match self.quorum_check(node, &self.electorate(now, Some(checked))) {
+            QuorumCheck::Closed(obstacle) => Some(Wait::new(obstacle.reason, obstacle.message)),
+            QuorumCheck::Open | QuorumCheck::Undecided | QuorumCheck::Unconfirmed(_) => None,
+        }
     }
 
     /// ROLE-3, judged on present knowledge, just before the change.
@@ -109,7 +112,7 @@ impl RoleManager {
 
     /// ROLE-5: writes into the queues what every unsettled node waits for.
     pub(super) fn explain(&mut self, now: Now) {
-        let electorate = self.electorate(now);
+        let electorate = self.electorate(now, None);
         for (node, plan) in self.plans.iter() {
             let wait = self.wait_of(node, plan, &electorate, now);
             let since = if self.checkpoint.queues.get(node).is_none() {
@@ -130,7 +133,7 @@ impl RoleManager {
         if let Some(own) = in_flight.filter(|o| o.node == node) {
             return self.progress_of(own, &plan.wait, now);
         }
-        let other = in_flight.map(|o| o.node).or(self.reachability.change()).filter(|other| *other != node);
+        let other = in_flight.map(|o| o.node).filter(|other| *other != node);
         match (self.quorum_check(node, electorate), other) {
             (QuorumCheck::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
             (_, _) if held.is_some() => held.unwrap_or_else(|| plan.wait.clone()),

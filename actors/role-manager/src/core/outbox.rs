@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use muster_messages::{Command, MembershipChange, Moment, NodeId, Revision};
 use serde::{Deserialize, Serialize};
 
-use super::{Effect, Now, StepId};
+use super::{Config, Effect, Now, StepId};
 
 /// A step in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,12 +48,15 @@ pub enum Sent {
 
 impl Outgoing {
     /// The effect that starts this step, or repeats it after a crash.
-    pub(crate) fn effect(&self, step: StepId) -> Effect {
+    pub(crate) fn effect(&self, step: StepId, config: &Config) -> Effect {
         match &self.sent {
             Sent::RoleRequest { command, .. } | Sent::Write(command) => {
                 Effect::Propose { step, command: command.clone() }
             }
-            Sent::Membership(change) => Effect::ProposeMembership { step, change: change.clone() },
+            Sent::Membership(change) => {
+                let (change, confirm_within) = (change.clone(), config.confirm_within());
+                Effect::ProposeMembership { step, change, confirm_within }
+            }
             Sent::Transfer { to } => Effect::TransferLeadership { step, to: *to },
         }
     }
@@ -89,15 +92,15 @@ impl Outbox {
         seen
     }
     /// After a crash: repeats the steps whose outcome is unknown, under their old request ids.
-    pub(crate) fn repeat(&mut self, now: Moment, out: &mut Vec<Effect>) {
+    pub(crate) fn repeat(&mut self, now: Moment, config: &Config, out: &mut Vec<Effect>) {
         for (step, outgoing) in &mut self.0 {
             if outgoing.applied.is_some() || outgoing.again_at.is_some() {
                 continue;
             }
             match outgoing.sent {
-                // Its reachability check belongs to the previous incarnation. If it was proposed, the next proposal is busy.
+                // It is decided on again: the voters may have changed. If it is in flight, the next proposal is busy.
                 Sent::Membership(_) => outgoing.again_at = Some(now),
-                _ => out.push(outgoing.effect(*step)),
+                _ => out.push(outgoing.effect(*step, config)),
             }
         }
     }

@@ -62,17 +62,20 @@ impl RoleManager {
             }
             return;
         }
-        let wait = match outcome {
+        let (wait, pause) = match &outcome {
             StepOutcome::NoQuorum { .. } => {
                 let message = self.proposal_error(&outcome).message;
-                Some(Wait::new(WaitReason::QuorumAtRisk, message))
+                (Some(Wait::new(WaitReason::QuorumAtRisk, message)), self.config.retry)
             }
-            _ => None,
+            StepOutcome::TooFewReachable { voters, reachable } => {
+                (self.wait_for_voters(now, node, voters, reachable), self.config.ask_again)
+            }
+            _ => (None, self.config.retry),
         };
         if is_membership_change && node == self.me {
             self.checkpoint.slot.forget_transfers();
         }
-        self.backoff.hold(node, now.at + self.config.retry, wait);
+        self.backoff.hold(node, now.at + pause, wait);
     }
 
     pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
@@ -137,7 +140,11 @@ impl RoleManager {
                 ErrorBody::new(ErrorCode::TooManyRequests, "too many proposals in flight").retry_after(soon)
             }
             StepOutcome::NotLeader => not_leading().retry_after(soon),
-            StepOutcome::Applied(_) | StepOutcome::MembershipBusy | StepOutcome::TimedOut | StepOutcome::Unknown => {
+            StepOutcome::Applied(_)
+            | StepOutcome::MembershipBusy
+            | StepOutcome::TooFewReachable { .. }
+            | StepOutcome::TimedOut
+            | StepOutcome::Unknown => {
                 ErrorBody::unknown_outcome("not confirmed while this manager led").retry_after(soon)
             }
         }

@@ -1,4 +1,5 @@
-//! Reachability checks: a majority of the resulting voters must respond before a voter is removed or a learner promoted.
+//! Reachability checks: a majority of the remaining voters must respond before a request that removes one is accepted. The Raft member
+//! makes the same check again as part of each membership change.
 //!
 //! Owns        the check in progress, its result during one step, and the time of the next attempt.
 //! Invariants  at most one check is in progress. ROLE-3 where clocks do not help: a voter that died a moment ago has a recent acknowledgement.
@@ -8,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use muster_messages::{Moment, NodeId, RaftId};
+use muster_messages::{Moment, RaftId};
 
 use super::{Effect, StepId};
 
@@ -43,8 +44,6 @@ pub(crate) struct Reachability {
     checked: Option<Checked>,
     /// When to retry a check that the raft member did not run.
     again_at: Option<Moment>,
-    /// The node whose membership change waits for the check.
-    change: Option<NodeId>,
 }
 
 impl Reachability {
@@ -52,18 +51,10 @@ impl Reachability {
     pub fn may_begin(&self, now: Moment) -> bool {
         self.open.is_none() && self.again_at.is_none_or(|at| at <= now)
     }
-    /// Begins a check for a request (`change` is `None`) or for the membership change of a node.
-    pub fn begin(
-        &mut self,
-        now: Moment,
-        step: StepId,
-        change: Option<NodeId>,
-        required: Required,
-        within: Duration,
-    ) -> Effect {
+    pub fn begin(&mut self, now: Moment, step: StepId, required: Required, within: Duration) -> Effect {
         let Required { members, needed } = required;
         self.open = Some(Open { step, since: now, members: members.clone() });
-        (self.change, self.again_at) = (change, None);
+        self.again_at = None;
         Effect::CheckReachable { step, members, needed, within }
     }
     /// `reachable`: `None` if the raft member did not run the check. It is then retried at `again_at`.
@@ -85,9 +76,5 @@ impl Reachability {
     }
     pub fn again_at(&self) -> Option<Moment> {
         self.again_at
-    }
-    /// The node whose membership change is next, once its check has ended.
-    pub fn change(&self) -> Option<NodeId> {
-        self.change.filter(|_| self.open.is_some() || self.again_at.is_some())
     }
 }

@@ -18,7 +18,7 @@ impl RoleManager {
         if !self.role_requests.has_undecided() {
             return;
         }
-        let electorate = self.electorate(now);
+        let electorate = self.electorate(now, self.reachability.result().cloned());
         let mut behind = BTreeSet::new();
         for (since, role_request) in self.role_requests.take_undecided() {
             let node = role_request.node;
@@ -41,7 +41,7 @@ impl RoleManager {
                 Decision::CheckReachable(required) => {
                     behind.insert(node);
                     self.role_requests.keep_undecided(since, role_request);
-                    self.check_reachable(now, None, required, out);
+                    self.check_reachable(now, required, out);
                 }
                 Decision::Write { command, leaves } => {
                     let step = self.send(now, node, Sent::RoleRequest { command, leaves }, out);

@@ -104,6 +104,13 @@ pub enum StepOutcome {
     Refused(CommandRefusal),
     /// Not proposed: another membership change is in flight.
     MembershipBusy,
+    /// Not proposed: too few of the voters that the change would result in respond.
+    TooFewReachable {
+        /// These voters.
+        voters: BTreeSet<RaftId>,
+        /// Those that responded.
+        reachable: BTreeSet<RaftId>,
+    },
     /// Not proposed: too many proposals.
     Crowded,
     /// Not proposed: another manager leads.
@@ -135,6 +142,9 @@ pub enum Effect {
         step: StepId,
         /// The change.
         change: MembershipChange,
+        /// For how long the Raft member waits for a majority of the resulting voters to respond before it proposes a change of the
+        /// voters. `None`, only with an injected bug: it proposes at once.
+        confirm_within: Option<Duration>,
     },
     /// Dial `addr` and check whether `node` answers.
     Probe {

@@ -55,7 +55,7 @@ impl Stage {
                         let result = muster_store::apply(&mut self.tables, at, &command);
                         self.answer(fuse, at, result, reply);
                     }
-                    RaftMemberMsg::ProposeMembership { change, reply } => {
+                    RaftMemberMsg::ProposeMembership { change, reply, .. } => {
                         let result = muster_store::apply_membership(&mut self.tables, at, &change);
                         if result.is_ok() {
                             *membership_changes.entry(kind(&change.kind)).or_default() += 1;
@@ -148,7 +148,7 @@ async fn three_requests(fuse: Fuse, late_replica: bool) {
 async fn crash_anywhere_completes_requests_and_repeats_no_change() {
     for late_replica in [false, true] {
         let points = at_every_point(async |fuse| three_requests(fuse, late_replica).await).await;
-        assert!(points > 100, "there were {points} crash points");
+        assert!(points > 80, "there were {points} crash points");
     }
 }
 
@@ -185,5 +185,5 @@ async fn the_leader_is_demoted(fuse: Fuse) {
 #[tokio::test(start_paused = true)]
 async fn crash_anywhere_leaving_leader_offers_until_taken() {
     let points = at_every_point(the_leader_is_demoted).await;
-    assert!(points > 30, "there were {points} crash points");
+    assert!(points > 20, "there were {points} crash points");
 }

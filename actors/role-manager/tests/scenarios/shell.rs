@@ -99,7 +99,10 @@ impl Stage {
     }
     async fn expect_membership_change(&mut self) -> (MembershipChange, Reply<Result<Applied, ProposeError>>) {
         let pick = |msg| match msg {
-            RaftMemberMsg::ProposeMembership { change, reply } => Some((*change, reply)),
+            RaftMemberMsg::ProposeMembership { change, confirm_within_ms, reply } => {
+                assert!(confirm_within_ms.is_some(), "ROLE-3");
+                Some((*change, reply))
+            }
             _ => None,
         };
         self.raft.expect("a membership change", pick).await
@@ -148,7 +151,6 @@ async fn demotion_runs_from_request_to_worker() {
     assert_eq!(ask.await.unwrap(), Ok(Ok(RoleRequestAccepted { changed: true })));
     let view = stage.view.borrow().clone();
     assert_eq!(view.pending[0].wants, Wants::Worker, "published before it is answered");
-    stage.answer_reachability_check().await;
     let (change, reply) = stage.expect_membership_change().await;
     let applied = stage.apply_membership(&change);
     let _gone = reply.send(Ok(applied));
@@ -171,7 +173,6 @@ async fn a_crash_with_work_pending_loses_neither_queue() {
         stage.answer_reachability_check().await;
         stage.apply_command().await;
         assert!(ask.await.unwrap().is_ok());
-        stage.answer_reachability_check().await;
         let roles = stage.roles.clone();
         let removal = tokio::spawn(async move {
             let make = |reply| {
@@ -195,13 +196,12 @@ async fn a_crash_with_work_pending_loses_neither_queue() {
         assert_eq!(view["pending_reconciliation"][0]["node"], id(4).to_string());
         assert_eq!(view["pending_removal"][0], id(5).to_string());
 
-        // The write is repeated under its old request id. The membership change, still in flight, is repeated after a new check.
+        // The write is repeated under its old request id. The membership change, still in flight, is proposed again.
         let mut again = (None, None);
         while again.0.is_none() || again.1.is_none() {
             match stage.raft.next("both steps").await {
                 RaftMemberMsg::Propose { command, reply, .. } => again.0 = Some((command, reply)),
-                RaftMemberMsg::ProposeMembership { change, reply } => again.1 = Some((change, reply)),
-                RaftMemberMsg::CheckReachable { members, reply, .. } => drop(reply.send(Ok(members))),
+                RaftMemberMsg::ProposeMembership { change, reply, .. } => again.1 = Some((change, reply)),
                 _ => panic!("no other message is expected"),
             }
         }
@@ -249,7 +249,6 @@ async fn membership_is_granted_after_the_dial_back() {
     let _gone = reply.send(Ok(applied));
     assert_eq!(open_request.await.unwrap(), Ok(Ok(MembershipReply::IsMember { raft_id: RaftId(4) })));
     stage.show();
-    stage.answer_reachability_check().await;
     let (change, reply) = stage.expect_membership_change().await;
     assert!(matches!(change.kind, MembershipChangeKind::PromoteLearner { .. }));
     let applied = stage.apply_membership(&change);

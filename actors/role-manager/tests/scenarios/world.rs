@@ -96,6 +96,8 @@ pub struct World {
     reachable: BTreeSet<RaftId>,
     /// Checks with too few responses end at these times.
     short_checks: Vec<(Moment, StepId)>,
+    /// The membership change that waits for its voters, too few of which respond: it is refused at this time.
+    short_change: Option<(Moment, Option<StepId>, StepOutcome)>,
     /// The role manager's own writes are answered as applied, but change nothing.
     pub ignore_writes: bool,
     pub swallowed: usize,
@@ -151,6 +153,7 @@ impl World {
             violation: None,
             reachable: BTreeSet::new(),
             short_checks: Vec::new(),
+            short_change: None,
             ignore_writes: false,
             swallowed: 0,
         }
@@ -244,6 +247,7 @@ impl World {
         let at = self.tables.revision.next();
         muster_store::apply_empty(&mut self.tables, at);
         self.flight.clear();
+        self.short_change = None;
         self.slot = None;
         self.boot(node);
     }
@@ -255,6 +259,9 @@ impl World {
     }
     fn boot(&mut self, node: NodeId) {
         for (step, _) in &mut self.flight {
+            *step = None;
+        }
+        if let Some((_, step, _)) = &mut self.short_change {
             *step = None;
         }
         self.probes.clear();

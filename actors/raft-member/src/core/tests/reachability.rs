@@ -1,13 +1,14 @@
-//! REACH-1: a member counts only if it acknowledged a heartbeat sent after the check began.
+//! REACH-1: a member counts only if it acknowledged a heartbeat sent after the check began. REACH-2: a membership change waits for a
+//! majority of the voters that it results in.
 
 use std::collections::BTreeSet;
 
 use muster_messages::protocol::ProposeError;
-use muster_messages::{Moment, RaftId};
+use muster_messages::{MembershipChangeKind, Moment, RaftId};
 
 use super::world::*;
 use crate::core::reachability::MAX_CHECKS;
-use crate::core::{Answer, AskId, Input};
+use crate::core::{Answer, AskId, Input, Notice};
 
 type Reachable = Result<BTreeSet<RaftId>, ProposeError>;
 
@@ -161,4 +162,52 @@ fn checks_in_progress_are_limited() {
     }
     let (ask, _) = check(&mut w, 1, 2);
     assert_eq!(result(&mut w, ask), Ok(ids([1, 2])), "there is room again");
+}
+
+#[test]
+fn change_of_voters_waits_for_a_majority_of_the_result() {
+    let mut w = three(10);
+    let ask = w.propose_confirmed(1, MembershipChangeKind::Remove { raft_id: RaftId(3) }, Some(ms(500)));
+    w.applied(ask);
+    assert_eq!(w.core(1).configuration(), (vec![1, 2], vec![]));
+    let entered: Vec<(Moment, Moment)> = (w.nodes[&1].notices.iter())
+        .filter_map(|(at, notice)| match notice {
+            Notice::MembershipProposed { kind: MembershipChangeKind::Remove { .. }, since } => Some((*since, *at)),
+            _ => None,
+        })
+        .collect();
+    let [(since, at)] = entered[..] else { panic!("{entered:?}") };
+    assert!(since < at && at.since(since) <= ms(10), "one network round trip: {since:?}, {at:?}");
+}
+
+#[test]
+fn change_without_a_responding_majority_is_not_proposed() {
+    let mut w = three(11);
+    w.crash(3, 0);
+    // Of members 1 and 3, which it would leave, one responds.
+    let remove = MembershipChangeKind::Remove { raft_id: RaftId(2) };
+    let ask = w.propose_confirmed(1, remove.clone(), Some(ms(500)));
+    let address = MembershipChangeKind::SetAddress { raft_id: RaftId(2), addr: "10.0.0.9:4400".to_owned() };
+    let other = w.propose_membership(1, address);
+    assert_eq!(w.outcome(other), Err(ProposeError::MembershipBusy), "one at a time");
+    let refusal = ProposeError::TooFewReachable { voters: ids([1, 3]), reachable: ids([1]) };
+    assert_eq!(w.outcome(ask), Err(refusal));
+    w.run(ms(500));
+    assert_eq!(w.core(1).configuration(), (vec![1, 2, 3], vec![]));
+    w.restart(3);
+    let again = w.propose_confirmed(1, remove, Some(ms(5000)));
+    w.applied(again);
+    assert_eq!(w.core(1).configuration(), (vec![1, 3], vec![]));
+}
+
+#[test]
+fn change_that_waits_ends_with_the_leadership() {
+    let mut w = three(12);
+    w.isolate(1);
+    let remove = MembershipChangeKind::Remove { raft_id: RaftId(3) };
+    let ask = w.propose_confirmed(1, remove, Some(ms(60_000)));
+    let error = w.outcome(ask).expect_err("the leader stepped down");
+    assert!(matches!(error, ProposeError::NotLeader { .. } | ProposeError::NoQuorum { .. }), "{error:?}");
+    w.run(ms(500));
+    assert_eq!(w.core(1).configuration(), (vec![1, 2, 3], vec![]));
 }

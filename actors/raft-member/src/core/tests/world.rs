@@ -234,8 +234,12 @@ impl World {
         ask
     }
     pub fn propose_membership(&mut self, n: usize, kind: MembershipChangeKind) -> AskId {
-        let ask = self.ask();
-        self.tell(n, Input::ProposeMembership { ask, change: Box::new(membership_change(kind)) });
+        self.propose_confirmed(n, kind, None)
+    }
+    /// It enters the log once the voters that it results in have responded, within this time.
+    pub fn propose_confirmed(&mut self, n: usize, kind: MembershipChangeKind, within: Option<Duration>) -> AskId {
+        let (ask, confirm_by) = (self.ask(), within.map(|within| self.now + within));
+        self.tell(n, Input::ProposeMembership { ask, change: Box::new(membership_change(kind)), confirm_by });
         ask
     }
     pub fn read(&mut self, n: usize) -> AskId {

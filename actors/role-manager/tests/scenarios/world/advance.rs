@@ -1,6 +1,6 @@
 //! How the world advances: proposals are applied, machines act, time passes, invariants are checked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,6 +76,11 @@ impl World {
         for step in due.collect::<Vec<_>>() {
             self.end_reachability_check(step);
         }
+        if let Some((_, step, outcome)) = self.short_change.take_if(|(at, ..)| *at <= self.now.at)
+            && let Some(step) = step
+        {
+            self.inputs.push_back(Input::Committed { step, outcome });
+        }
         self.see();
     }
 
@@ -88,6 +93,7 @@ impl World {
             self.log.push("no manager leads".to_owned());
             self.core = None;
             self.flight.clear();
+            self.short_change = None;
             let asks = std::mem::take(&mut self.open);
             self.lost_asks.extend(asks);
             for machine in self.machines.values_mut() {
@@ -191,11 +197,13 @@ impl World {
                 self.log.push(format!("{step:?} proposes {}: {:?}", command.reason, command.changes));
                 self.flight.push_back((Some(step), Proposal::Command(command)));
             }
-            Effect::ProposeMembership { step, change } => {
+            Effect::ProposeMembership { step, change, confirm_within } => {
                 self.log.push(format!("{step:?} proposes {:?}", change.kind));
-                if self.changes_in_flight() > 0 {
+                if self.changes_in_flight() > 0 || self.short_change.is_some() {
                     let outcome = StepOutcome::MembershipBusy;
                     self.inputs.push_back(Input::Committed { step, outcome });
+                } else if let Some((within, outcome)) = confirm_within.zip(self.refusal_by_voters(&change)) {
+                    self.short_change = Some((self.now.at + within, Some(step), outcome));
                 } else {
                     self.judge_safety(&change);
                     self.flight.push_back((Some(step), Proposal::Membership(change)));
@@ -223,6 +231,23 @@ impl World {
                 self.wake = Some(self.wake.map_or(at, |old| old.min(at)));
             }
         }
+    }
+
+    /// The refusal of a change, if too few of the voters that it results in respond. As the Raft member judges it.
+    fn refusal_by_voters(&mut self, change: &MembershipChange) -> Option<StepOutcome> {
+        let mut voters: BTreeSet<RaftId> =
+            self.tables.members.values().filter(|m| m.voter).map(|m| m.raft_id).collect();
+        let changed = match &change.kind {
+            MembershipChangeKind::PromoteLearner { raft_id, .. } => voters.insert(*raft_id),
+            MembershipChangeKind::Remove { raft_id } => voters.remove(raft_id),
+            _ => false,
+        };
+        if !changed {
+            return None;
+        }
+        self.reachable = voters.iter().copied().filter(|member| self.responds(*member)).collect();
+        let reachable = self.reachable.clone();
+        (reachable.len() <= voters.len() / 2).then_some(StepOutcome::TooFewReachable { voters, reachable })
     }
 
     fn end_reachability_check(&mut self, step: StepId) {
