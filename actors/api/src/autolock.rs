@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use muster_messages::{
-    Autolock, AutolockChange, AutolockOffView, AutolockRefusal, Change, CommandRefusal, ErrorBody, ErrorCode, Replica,
-    Revision, Secret, UnlockKeyView,
+    Autolock, AutolockChange, AutolockOffView, AutolockRefusal, Change, CommandRefusal, Details, ErrorBody, ErrorCode,
+    Replica, Revision, Secret, UnlockKeyView, detail,
 };
 use muster_sealing::UnlockKey;
 
@@ -71,7 +71,7 @@ fn made(autolock: &Autolock, at: Revision) -> Option<UnlockKeyView> {
 fn overtaken(autolock: &Autolock, now: &str) -> ErrorBody {
     let version = autolock.version;
     let text = format!("another request has changed autolock since, at revision {version}: {now}");
-    ErrorBody::new(ErrorCode::Conflict, text).with_details(&serde_json::json!({"version": version}))
+    ErrorBody::new(ErrorCode::Conflict, text).with_details(&Details::default().with(detail::VERSION, &version))
 }
 
 fn new_key() -> Secret {

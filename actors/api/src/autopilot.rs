@@ -6,8 +6,8 @@ use muster_kernel::Clock;
 use muster_messages::protocol::AutopilotMsg;
 use muster_messages::wire::{AutopilotRequest, AutopilotSettings};
 use muster_messages::{
-    AutopilotChangedView, AutopilotPolicy, AutopilotPolicyView, AutopilotStep, AutopilotView, Change, DrainView,
-    DrainedView, ErrorBody, ErrorCode, Generation, Guard, NodeId, check_labels,
+    AutopilotChangedView, AutopilotPolicy, AutopilotPolicyView, AutopilotStep, AutopilotView, Change, Details,
+    DrainView, DrainedView, ErrorBody, ErrorCode, Generation, Guard, NodeId, check_labels, detail,
 };
 use serde_json::json;
 
@@ -111,7 +111,8 @@ impl AutopilotRequests<'_> {
                 format!("the declaration has generation {n}; check `muster autopilot state` before you retry")
             }
         };
-        Err(ErrorBody::new(ErrorCode::Conflict, text).with_details(&json!({"generation": current.0})))
+        Err(ErrorBody::new(ErrorCode::Conflict, text)
+            .with_details(&Details::default().with(detail::GENERATION, &current.0)))
     }
     fn declared(&self, consequence: &str) -> Result<(), ErrorBody> {
         match self.work.local().tables.autopilot.policy {

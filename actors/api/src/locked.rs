@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use muster_messages::wire::Request;
-use muster_messages::{ErrorBody, ErrorCode};
+use muster_messages::{Details, ErrorBody, ErrorCode, detail};
 
 use crate::ports::LockedDaemon;
 use crate::reads::to_text;
@@ -29,8 +29,7 @@ pub(crate) fn refusal(locked: &Arc<dyn LockedDaemon>) -> ErrorBody {
         "this daemon is locked: it needs version {version} of the cluster's unlock key (`muster unlock`; \
          `muster status` says more)"
     );
-    let details = serde_json::json!({"version": version});
-    ErrorBody::new(ErrorCode::Locked, text).with_details(&details)
+    ErrorBody::new(ErrorCode::Locked, text).with_details(&Details::default().with(detail::VERSION, &version))
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{ErrorBody, ErrorCode, Name, NodeId, NodeMayStopView, NodeRecord, RaftId, Replica, Role, millis};
-use serde_json::json;
+use muster_messages::{
+    Details, ErrorBody, ErrorCode, Name, NodeId, NodeMayStopView, NodeRecord, RaftId, Replica, Role, detail, millis,
+};
 
 use crate::work::Work;
 
@@ -96,7 +97,9 @@ fn names<'a>(replica: &Replica, members: impl Iterator<Item = &'a RaftId>) -> Ve
 }
 
 fn refused(text: String, answering: usize, needed: usize, missing: &[Name]) -> ErrorBody {
-    let details = json!({"answering": answering, "needed": needed, "missing": missing});
+    let missing = missing.iter().map(Name::to_string).collect();
+    let details = Details::default().with(detail::ANSWERING, &answering).with(detail::NEEDED, &needed);
+    let details = details.with(detail::MISSING_BY_NAME, &missing);
     ErrorBody::new(ErrorCode::QuorumAtRisk, text).with_details(&details)
 }
 

@@ -15,7 +15,7 @@ use axum::response::Response;
 use axum::routing::get;
 use axum::{Extension, Router};
 use muster_kernel::Clock;
-use muster_messages::{ErrorBody, ErrorCode, Principal, Replica};
+use muster_messages::{Details, ErrorBody, ErrorCode, Principal, Replica, detail};
 use tokio::time::timeout;
 
 use crate::access::{bearer, bearer_token};
@@ -139,7 +139,7 @@ fn not_a_manager(peer: &Peer, why: &str) -> ErrorBody {
     let managers = peer.service.facts().managers;
     let hint = managers.first().map(|first| format!("; ask a manager, for example {first}")).unwrap_or_default();
     ErrorBody::new(ErrorCode::NotAManager, format!("this node is not a manager and {why}{hint}"))
-        .with_details(&serde_json::json!({"managers": managers}))
+        .with_details(&Details::default().with(detail::MANAGERS, &managers))
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use muster_gates::{MAX_STEP_NAME_BYTES, ObjectFilter, Waves, Write, drift, seale
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
     AppliedDefinitionView, AppliedView, Change, Command, CommandRefusal, Definition, DefinitionKey, DefinitionView,
-    DesiredObject, ErrorBody, ErrorCode, FencingToken, ForcedFloorView, Gate, Guard, LEVEL_RECONCILER, ListView,
-    Participant, ParticipantKey, ParticipantPhase, PlanView, Principal, Progress, ReconcilerChange, Reconcilers,
-    Replica, RequestId, Revision, RunRecord, SessionId, Tables, Triple, is_dns_label, runner_lease,
+    DesiredObject, Details, ErrorBody, ErrorCode, FencingToken, ForcedFloorView, Gate, Guard, LEVEL_RECONCILER,
+    ListView, Participant, ParticipantKey, ParticipantPhase, PlanView, Principal, Progress, ReconcilerChange,
+    Reconcilers, Replica, RequestId, Revision, RunRecord, SessionId, Tables, Triple, detail, is_dns_label,
+    runner_lease,
 };
 use serde_json::json;
 use tokio::sync::watch;
@@ -542,10 +543,11 @@ fn explained(refusal: CommandRefusal) -> ErrorBody {
     use CommandRefusal as C;
     let details = match &refusal {
         C::BlockedByMembers { blockers, in_all } => {
-            Some(json!({"reason": "blockers", "blockers": blockers, "blockers_in_all": in_all}))
+            let details = Details::default().with(detail::BLOCKERS, blockers).with(detail::BLOCKERS_IN_ALL, in_all);
+            Some(details.with(detail::REASON, &"blockers".to_owned()))
         }
-        C::Held(hold) => Some(json!({"reason": hold.reason()})),
-        C::NotAdmitted(why) => Some(json!({"reason": why.reason()})),
+        C::Held(hold) => Some(Details::default().with(detail::HOLD_REASON, &hold.reason())),
+        C::NotAdmitted(why) => Some(Details::default().with(detail::ADMISSION_REASON, &why.reason())),
         _ => None,
     };
     let error = ErrorBody::from(refusal);

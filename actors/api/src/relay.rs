@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_gateway::{DialError, Dialer, Framed};
 use muster_messages::protocol::Service as Port;
 use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ErrorBody, ErrorCode};
+use muster_messages::{ErrorBody, ErrorCode, detail};
 use tokio::sync::Semaphore;
 
 use crate::reads::is_unavailable;
@@ -159,8 +159,7 @@ fn is_redirect(answer: &Result<String, ErrorBody>) -> bool {
 }
 
 fn named_managers(error: &ErrorBody) -> Vec<String> {
-    let details: serde_json::Value = serde_json::from_str(&error.details).unwrap_or_default();
-    serde_json::from_value(details["managers"].clone()).unwrap_or_default()
+    error.detail(detail::MANAGERS).unwrap_or_default()
 }
 
 async fn exchange(stream: &mut Stream, asked: &Asked) -> Result<Result<String, ErrorBody>, muster_gateway::FrameError> {

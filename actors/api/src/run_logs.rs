@@ -2,8 +2,7 @@
 //! node as it does for actors.
 
 use muster_messages::wire::{ActorsAsk, RunKey, RunLogAsk, RunLogPart};
-use muster_messages::{ErrorBody, ErrorCode, RunLogView, RunRecord, Tables};
-use serde_json::json;
+use muster_messages::{Details, ErrorBody, ErrorCode, RunLogView, RunRecord, Tables, detail};
 
 use crate::actors::ActorRequests;
 use crate::reads::to_text;
@@ -76,6 +75,10 @@ fn node_name(tables: &Tables, run: &RunRecord) -> String {
     tables.nodes.get(&run.node).map_or_else(|| format!("node {}", run.node), |node| node.name.to_string())
 }
 
+fn on_record(tables: &Tables, run: &RunRecord) -> Details {
+    Details::default().with(detail::RUN, &muster_gates::run_view(tables, run))
+}
+
 /// The node cannot be asked. The details have what is on record of the run.
 fn node_unreachable(tables: &Tables, run: &RunRecord, error: ErrorBody) -> ErrorBody {
     if !matches!(error.code, ErrorCode::Unreachable | ErrorCode::TimedOut | ErrorCode::NotFound) {
@@ -87,7 +90,7 @@ fn node_unreachable(tables: &Tables, run: &RunRecord, error: ErrorBody) -> Error
         node_name(tables, run),
         error.message
     );
-    ErrorBody::new(ErrorCode::Unreachable, text).with_details(&json!({"run": muster_gates::run_view(tables, run)}))
+    ErrorBody::new(ErrorCode::Unreachable, text).with_details(&on_record(tables, run))
 }
 
 /// The node sends output, and that the next part begins where this one does.
@@ -110,7 +113,7 @@ fn not_kept(tables: &Tables, run: &RunRecord) -> ErrorBody {
          written while the disk fails (see that node's log); the first and last lines are on record",
         node_name(tables, run)
     );
-    ErrorBody::new(ErrorCode::NotFound, text).with_details(&json!({"run": muster_gates::run_view(tables, run)}))
+    ErrorBody::new(ErrorCode::NotFound, text).with_details(&on_record(tables, run))
 }
 
 #[cfg(test)]

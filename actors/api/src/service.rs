@@ -9,8 +9,8 @@ use muster_kernel::AdminAction;
 use muster_messages::protocol::{RaftMemberMsg, ReadError};
 use muster_messages::wire::{ActorsAsk, ActorsCall, ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
 use muster_messages::{
-    AdmissionOpenedView, ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, Replica, RequestId, SelfView, Trouble,
-    millis,
+    AdmissionOpenedView, Details, ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, Replica, RequestId, SelfView,
+    Trouble, detail, millis,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
@@ -253,7 +253,7 @@ impl Service {
             }
             if kind_of(&asked.request) == Kind::Write {
                 let why = "this node's manager runtime stopped during the request (ask another manager)";
-                let managers = serde_json::json!({"managers": (self.ports.facts)().managers});
+                let managers = Details::default().with(detail::MANAGERS, &(self.ports.facts)().managers);
                 return Err(ErrorBody::unknown_outcome(why).with_details(&managers));
             }
         }
@@ -324,7 +324,7 @@ impl Service {
     /// A worker forwards its own node's requests to a manager. It vouches for no other caller.
     async fn without_manager_runtime(&self, asked: &Asked, facts: &NodeFacts) -> Result<String, ErrorBody> {
         if asked.caller != Principal::Node(facts.id) {
-            let details = serde_json::json!({"managers": facts.managers});
+            let details = Details::default().with(detail::MANAGERS, &facts.managers);
             let sentence = match facts.managers.first() {
                 Some(first) => format!("this node is not a manager; ask a manager, for example {first}"),
                 None => "this node is not a manager and knows no manager".to_owned(),
@@ -446,7 +446,7 @@ impl Service {
             )
         };
         ErrorBody::new(ErrorCode::NoQuorum, sentence)
-            .with_details(&serde_json::json!({"missing": ids, "missing_names": names}))
+            .with_details(&Details::default().with(detail::MISSING, &ids).with(detail::MISSING_NAMES, &names))
             .retry_after(Duration::from_millis(500))
     }
 }
@@ -519,7 +519,7 @@ impl Drop for RequestPermit {
 /// The error for a refusal right after the handshake.
 pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
     let mut error = ErrorBody::new(refusal.reason.code(), refusal.message.clone())
-        .with_details(&serde_json::json!({"managers": refusal.managers}));
+        .with_details(&Details::default().with(detail::MANAGERS, &refusal.managers));
     error.retry_after_ms = refusal.retry_after_ms;
     if refusal.reason == RefusalReason::Forbidden {
         error.code = ErrorCode::Forbidden;

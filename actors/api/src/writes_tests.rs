@@ -110,7 +110,8 @@ async fn transfer_to_a_silent_manager_is_refused_at_once() {
 #[test]
 fn name_in_error_details_is_not_read_as_error_mark() {
     let refused = |name: &str| {
-        ErrorBody::new(ErrorCode::Conflict, "it is held").with_details(&json!({"lease": name, "holder": name}))
+        let details = Details::of(&json!({"lease": name, "holder": name}));
+        ErrorBody::new(ErrorCode::Conflict, "it is held").with_details(&details)
     };
     for name in ["not_leading", "not_sent"] {
         assert!(!lost_leadership(&refused(name)), "{name}: it must not be retried");

@@ -16,7 +16,7 @@ use futures_util::{FutureExt, StreamExt};
 use muster_kernel::Clock;
 use muster_messages::frames::{FramedReader, FramedWriter};
 use muster_messages::wire::{ApiAnswer, ApiCall, KubeAnswer, KubeCall, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ErrorBody, ErrorCode, RequestId, millis};
+use muster_messages::{ErrorBody, ErrorCode, RequestId, detail, millis};
 use serde_json::{Value, json};
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::net::UnixStream;
@@ -320,8 +320,7 @@ fn is_elsewhere(code: ErrorCode) -> bool {
 }
 
 fn named_managers(error: &ErrorBody) -> Vec<String> {
-    let details: serde_json::Value = serde_json::from_str(&error.details).unwrap_or_default();
-    serde_json::from_value(details["managers"].clone()).unwrap_or_default()
+    error.detail(detail::MANAGERS).unwrap_or_default()
 }
 
 pub(crate) fn unreachable(message: String) -> ErrorBody {

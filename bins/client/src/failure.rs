@@ -1,6 +1,7 @@
 //! The failure of a command: a code, a sentence, details, and an exit status that follows from the code.
 
-use muster_messages::{ErrorBody, ErrorCode};
+use muster_messages::{DetailField, Details, ErrorBody, ErrorCode};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Why a command failed.
@@ -35,9 +36,13 @@ impl Failure {
     }
     /// Adds details.
     #[must_use]
-    pub fn with_details(mut self, details: Value) -> Self {
-        self.details = details;
+    pub fn with_details(mut self, details: impl Into<Value>) -> Self {
+        self.details = details.into();
         self
+    }
+    /// The value of a field of its details. `None`: it is not there, or is of another type.
+    pub fn detail<T: DeserializeOwned>(&self, field: DetailField<T>) -> Option<T> {
+        Details::of(&self.details).get(field)
     }
     /// Whether the server answered with this code.
     pub fn is(&self, code: ErrorCode) -> bool {
@@ -116,8 +121,8 @@ mod tests {
 
     #[test]
     fn a_servers_error_keeps_its_code_details_and_exit_status() {
-        let body =
-            ErrorBody::new(ErrorCode::QuorumAtRisk, "it would leave 1 of 3 voters").with_details(&json!({"needed": 2}));
+        let needed = Details::of(&json!({"needed": 2}));
+        let body = ErrorBody::new(ErrorCode::QuorumAtRisk, "it would leave 1 of 3 voters").with_details(&needed);
         let failure = Failure::from(body);
         assert_eq!(failure.exit, 6);
         assert_eq!(

@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::Request;
-use muster_messages::{AutolockView, ErrorCode, NodeWatched, Revision, Role, RootId, RootsView, millis};
-use serde_json::json;
+use muster_messages::{
+    AutolockView, Details, ErrorCode, NodeWatched, Revision, Role, RootId, RootsView, detail, millis,
+};
 
 use crate::autolock::autolock_progress;
 use crate::client::{Client, RETRY_PAUSE, parse};
@@ -63,7 +64,7 @@ impl Client {
                     ErrorCode::TimedOut,
                     format!("timed out; the change was accepted and continues: {last}"),
                 )
-                .with_details(json!({"node": node, "reason": last})));
+                .with_details(about(node).with(detail::REASON, &last)));
             }
             let mut pause = MIN_PAUSE;
             let request = Request::NodeWatch { node: node.to_owned(), seen, wait_ms: millis(WATCH_INTERVAL) };
@@ -81,7 +82,7 @@ impl Client {
                         Progress::Overridden => {
                             let other =
                                 format!("the desired role was changed to {} by another request", other_than(role));
-                            return Err(Failure::new(ErrorCode::Conflict, other).with_details(json!({"node": node})));
+                            return Err(Failure::new(ErrorCode::Conflict, other).with_details(about(node)));
                         }
                     }
                 }
@@ -111,7 +112,7 @@ impl Client {
             accepted: "the rotation was accepted and continues",
             passes: Failure::may_pass,
             replaced: format!("root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"),
-            about: ("root", json!(root)),
+            about: Details::default().with(detail::ROOT, &root),
         };
         wait.run(self, until, say, |text| Ok(rotation_progress(&parse::<RootsView>(text)?, root, goal))).await
     }
@@ -130,7 +131,7 @@ impl Client {
             accepted: "the change was accepted and continues",
             passes: Failure::may_pass,
             replaced: format!("version {version} of the unlock key was replaced by another request"),
-            about: ("version", json!(version)),
+            about: Details::default().with(detail::VERSION, &version),
         };
         wait.run(self, until, say, |text| Ok(autolock_progress(&parse::<AutolockView>(text)?, version))).await
     }
@@ -148,7 +149,7 @@ impl Client {
             accepted: "",
             passes: |failure| failure.may_pass() || failure.is(ErrorCode::QuorumAtRisk),
             replaced: String::new(),
-            about: ("node", json!(node)),
+            about: about(node),
         };
         wait.run(self, until, say, |_| Ok(Progress::Settled)).await
     }
@@ -164,8 +165,12 @@ struct Wait {
     replaced: String,
     /// Which failures may be followed by an answer.
     passes: fn(&Failure) -> bool,
-    /// What the details of an error name.
-    about: (&'static str, serde_json::Value),
+    /// The details of an error.
+    about: Details,
+}
+
+fn about(node: &str) -> Details {
+    Details::default().with(detail::NODE, &node.to_owned())
 }
 
 impl Wait {
@@ -177,7 +182,7 @@ impl Wait {
         mut say: impl FnMut(&str),
         progress: impl Fn(&str) -> Outcome<Progress>,
     ) -> Outcome<String> {
-        let Self { request, pause, accepted, replaced, passes, about: (name, value) } = self;
+        let Self { request, pause, accepted, replaced, passes, about } = self;
         let accepted = if accepted.is_empty() { String::new() } else { format!("; {accepted}") };
         let mut reasons = Reasons::new(Instant::now());
         loop {
@@ -189,7 +194,7 @@ impl Wait {
                     Progress::Settled => return Ok(text),
                     Progress::Waiting(reason) => reason,
                     Progress::Overridden => {
-                        return Err(Failure::new(ErrorCode::Conflict, replaced).with_details(json!({name: value})));
+                        return Err(Failure::new(ErrorCode::Conflict, replaced).with_details(about));
                     }
                 },
                 // The leader may change meanwhile.
@@ -206,7 +211,7 @@ impl Wait {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let text = format!("timed out{accepted}: {last}");
-                let details = json!({name: value, "reason": last});
+                let details = about.with(detail::REASON, &last);
                 return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
             }
             tokio::time::sleep(pause.min(left)).await;
@@ -249,6 +254,7 @@ mod tests {
     use muster_gateway::Framed;
     use muster_messages::ErrorBody;
     use muster_messages::wire::{ApiAnswer, ApiCall};
+    use serde_json::json;
     use tokio::net::UnixListener;
 
     use super::*;

@@ -1,9 +1,8 @@
 //! A watch of the cluster's events that continues where it was.
 
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, EventsView, Revision, millis};
+use muster_messages::{Details, ErrorCode, EventsView, Revision, detail, millis};
 use serde::de::DeserializeOwned;
-use serde_json::json;
 use tokio::time::Instant;
 
 use crate::client::{Client, RETRY_PAUSE};
@@ -97,7 +96,7 @@ impl EventWatch {
     fn expired(&self, why: &str) -> Failure {
         let position = self.position;
         Failure::new(ErrorCode::Expired, format!("cannot resume after revision {position}: {why}"))
-            .with_details(json!({"since": position}))
+            .with_details(Details::default().with(detail::SINCE_REVISION, &position))
     }
 }
 
@@ -110,7 +109,7 @@ mod tests {
     use muster_gateway::Framed;
     use muster_messages::ErrorBody;
     use muster_messages::wire::{ApiAnswer, ApiCall};
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use tokio::net::UnixListener;
 
     use super::*;

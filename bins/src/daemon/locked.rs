@@ -18,8 +18,8 @@ use muster_audit::AuditLog;
 use muster_gateway::Dialer;
 use muster_kernel::{Address, Intensity, Spec, Supervisor, Tree};
 use muster_messages::{
-    AutoUnlock, ErrorBody, ErrorCode, LockedView, Name, NodeId, Principal, Revision, Role, Secret, UnlockedView,
-    WallTime,
+    AutoUnlock, Details, ErrorBody, ErrorCode, LockedView, Name, NodeId, Principal, Revision, Role, Secret,
+    UnlockedView, WallTime, detail,
 };
 use muster_pki::IdentityStore;
 use muster_sealing::{Keys, KeysStatus, UnlockKey, UnlockRefusal};
@@ -232,7 +232,7 @@ impl Waiting {
     /// Opens the keys. `version`: which key it is, if known.
     fn open(&self, key: &UnlockKey, version: Option<Revision>) -> Result<(), ErrorBody> {
         let needs = self.version;
-        let details = serde_json::json!({"version": needs, "since": self.since});
+        let details = Details::default().with(detail::VERSION, &needs).with(detail::SINCE, &self.since);
         let mut opened_with = self.opened_with.lock().unwrap_or_else(PoisonError::into_inner);
         match self.keys.unlock(key) {
             Ok(()) => {

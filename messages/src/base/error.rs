@@ -1,6 +1,9 @@
 //! Errors as users and scripts see them: a code with a fixed exit status and HTTP status, a sentence, details.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use super::{DetailField, Details};
 
 /// The contract's word for one of its fixed values, as in JSON; empty if it has none.
 pub fn word(value: impl Serialize) -> String {
@@ -135,13 +138,16 @@ pub enum ErrorMark {
     NotSent,
 }
 
+/// In the JSON form, the time to retry is among the details.
+const RETRY_AFTER_MS: DetailField<u64> = DetailField::new("retry_after_ms");
+
 impl ErrorMark {
-    fn name(self) -> &'static str {
-        match self {
+    fn field(self) -> DetailField<bool> {
+        DetailField::new(match self {
             ErrorMark::Final => "final",
             ErrorMark::NotLeading => "not_leading",
             ErrorMark::NotSent => "not_sent",
-        }
+        })
     }
 }
 
@@ -175,20 +181,20 @@ impl ErrorBody {
     /// Adds a mark for relays; other details stay.
     #[must_use]
     pub fn marked(mut self, mark: ErrorMark) -> Self {
-        let mut details: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(&self.details).unwrap_or_default();
-        details.insert(mark.name().to_owned(), true.into());
-        self.details = serde_json::Value::Object(details).to_string();
+        self.details = Details::parse(&self.details).with(mark.field(), &true).to_string();
         self
     }
     /// Whether it carries this mark. The same word elsewhere in the details, such as a user's name for a lease, does not count.
     pub fn is_marked(&self, mark: ErrorMark) -> bool {
-        let details: Option<serde_json::Value> = serde_json::from_str(&self.details).ok();
-        details.is_some_and(|details| details[mark.name()] == true)
+        self.detail(mark.field()) == Some(true)
     }
-    /// Adds details.
+    /// The value of a field of its details. `None`: it is not there, or is of another type.
+    pub fn detail<T: DeserializeOwned>(&self, field: DetailField<T>) -> Option<T> {
+        Details::parse(&self.details).get(field)
+    }
+    /// With these details only.
     #[must_use]
-    pub fn with_details(mut self, details: &serde_json::Value) -> Self {
+    pub fn with_details(mut self, details: &Details) -> Self {
         self.details = details.to_string();
         self
     }
@@ -200,10 +206,11 @@ impl ErrorBody {
     }
     /// `{"error":{"code","message","details"}}`.
     pub fn to_json(&self) -> serde_json::Value {
-        let mut details = serde_json::from_str(&self.details).unwrap_or_else(|_| serde_json::json!({}));
-        if let (Some(ms), Some(map)) = (self.retry_after_ms, details.as_object_mut()) {
-            map.insert("retry_after_ms".to_owned(), ms.into());
+        let mut details = Details::parse(&self.details);
+        if let Some(ms) = self.retry_after_ms {
+            details = details.with(RETRY_AFTER_MS, &ms);
         }
+        let details = serde_json::Value::from(details);
         serde_json::json!({"error": {"code": self.code, "message": self.message, "details": details}})
     }
 }
@@ -288,7 +295,8 @@ mod tests {
 
     #[test]
     fn marks_differ_from_the_same_words_in_details() {
-        let error = ErrorBody::new(ErrorCode::Unreachable, "no").with_details(&serde_json::json!({"lease": "a"}));
+        let lease = Details::of(&serde_json::json!({"lease": "a"}));
+        let error = ErrorBody::new(ErrorCode::Unreachable, "no").with_details(&lease);
         let marked = error.clone().marked(ErrorMark::NotLeading).marked(ErrorMark::NotSent);
         assert!(marked.is_marked(ErrorMark::NotLeading) && marked.is_marked(ErrorMark::NotSent) && !marked.is_final());
         assert!(marked.details.contains("\"lease\":\"a\""), "{}", marked.details);
@@ -297,7 +305,7 @@ mod tests {
             serde_json::json!({"not_leading": "true"}),
             serde_json::json!({"of": {"not_leading": true}}),
         ] {
-            assert!(!error.clone().with_details(&details).is_marked(ErrorMark::NotLeading), "{details}");
+            assert!(!error.clone().with_details(&Details::of(&details)).is_marked(ErrorMark::NotLeading), "{details}");
         }
     }
 }

@@ -2,6 +2,7 @@
 //! was not delivered. Values only, except for the reply ports of the feature `protocol`.
 
 mod actor_tree;
+mod details;
 mod error;
 mod ids;
 #[cfg(feature = "protocol")]
@@ -11,6 +12,7 @@ mod time;
 mod undelivered;
 
 pub use self::actor_tree::*;
+pub use self::details::*;
 pub use self::error::*;
 pub use self::ids::*;
 #[cfg(feature = "protocol")]

@@ -8,6 +8,7 @@ mod certificate;
 mod command;
 mod counted;
 mod definition;
+pub mod detail;
 mod dns;
 mod event;
 mod ids;

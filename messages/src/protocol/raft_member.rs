@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Named, Reply};
-use crate::base::AskError;
+use crate::base::{AskError, Details};
 use crate::model::{
-    Command, CommandRefusal, ErrorBody, ErrorCode, MembershipChange, NodeId, RaftId, Replica, Revision,
+    Command, CommandRefusal, ErrorBody, ErrorCode, MembershipChange, NodeId, RaftId, Replica, Revision, detail,
 };
 use crate::wire::{RaftPacket, SnapshotHead};
 
@@ -88,13 +88,13 @@ impl From<ProposeError> for ErrorBody {
             }
             ProposeError::UnknownOutcome => ErrorBody::unknown_outcome(text).retry_after(soon),
             ProposeError::NoQuorum { missing } => ErrorBody::new(ErrorCode::NoQuorum, text)
-                .with_details(&serde_json::json!({"missing": missing}))
+                .with_details(&Details::default().with(detail::MISSING, &missing))
                 .retry_after(soon),
             ProposeError::TooFewReachable { .. } => ErrorBody::new(ErrorCode::QuorumAtRisk, text).retry_after(soon),
             ProposeError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
             ProposeError::TooLarge { .. } => ErrorBody::new(ErrorCode::TooLarge, text),
             ProposeError::StateFull { bytes, limit } => ErrorBody::new(ErrorCode::StateFull, text)
-                .with_details(&serde_json::json!({"bytes": bytes, "limit": limit})),
+                .with_details(&Details::default().with(detail::BYTES, &bytes).with(detail::LIMIT, &limit)),
         }
     }
 }
@@ -125,9 +125,8 @@ impl From<ReadError> for ErrorBody {
         let text = error.to_string();
         match error {
             ReadError::Busy => ErrorBody::new(ErrorCode::TooManyRequests, text),
-            ReadError::NoQuorum { missing } => {
-                ErrorBody::new(ErrorCode::NoQuorum, text).with_details(&serde_json::json!({"missing": missing}))
-            }
+            ReadError::NoQuorum { missing } => ErrorBody::new(ErrorCode::NoQuorum, text)
+                .with_details(&Details::default().with(detail::MISSING, &missing)),
             ReadError::NoLeader => ErrorBody::new(ErrorCode::NoQuorum, text),
             ReadError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
         }

@@ -9,8 +9,8 @@
 
 use muster_messages::wire::{ActorsAsk, AutopilotRequest, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{
-    DNS_LABEL, DNS_SUBDOMAIN, ErrorBody, ErrorCode, LEVEL_RECONCILER, Name, NodeId, Principal, Role, Tables,
-    is_dns_label, is_dns_subdomain,
+    DNS_LABEL, DNS_SUBDOMAIN, Details, ErrorBody, ErrorCode, LEVEL_RECONCILER, Name, NodeId, Principal, Role, Tables,
+    detail, is_dns_label, is_dns_subdomain,
 };
 
 /// What a request does. Decides who may send it and where it is answered.
@@ -244,7 +244,7 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
         (Principal::Reader(_), _) => "may not do this: it is read-only",
         _ => "may not do this",
     };
-    let details = serde_json::json!({"managers": managers});
+    let details = Details::default().with(detail::MANAGERS, &managers.to_vec());
     let manager_hint = managers.first().map(|m| format!(" (one is {m})")).unwrap_or_default();
     Err(ErrorBody::new(
         ErrorCode::Forbidden,

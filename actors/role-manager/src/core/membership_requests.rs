@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::wire::{DataLoss, ManagerReport, MembershipReply, MembershipRequest};
-use muster_messages::{ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replica, Role, Tables, WaitReason, millis};
+use muster_messages::{
+    Details, ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replica, Role, Tables, WaitReason, detail, millis,
+};
 
 use super::{Answer, AskId, Effect, Moment, StepId, not_leading};
 
@@ -159,7 +161,8 @@ pub(crate) fn too_old(tables: &Tables, name: &Name, speaks: u32) -> Option<Error
         "the cluster is at feature level {level}, and {name} supports {speaks} at most; install a build of Muster that \
          supports {level} there"
     );
-    let details = serde_json::json!({"reason": "feature-level", "level": level, "speaks": speaks});
+    let details = Details::default().with(detail::LEVEL, &level).with(detail::SPEAKS, &speaks);
+    let details = details.with(detail::REASON, &"feature-level".to_owned());
     (speaks < level).then(|| ErrorBody::new(ErrorCode::GateClosed, message).with_details(&details))
 }
 

@@ -1,6 +1,6 @@
 //! How steps end: proposals, dial-backs, offers of leadership.
 
-use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, Guard, WaitReason};
+use muster_messages::{CommandRefusal, Details, ErrorBody, ErrorCode, Guard, WaitReason, detail};
 
 use super::membership_requests::Probe;
 use super::plan::Wait;
@@ -133,7 +133,7 @@ impl RoleManager {
                     (missing.iter()).map(|n| queues::name_of(&self.seen.tables, *n).to_string()).collect();
                 let message = format!("no quorum: waiting for {}", names.join(", "));
                 ErrorBody::new(ErrorCode::NoQuorum, message)
-                    .with_details(&serde_json::json!({ "missing": names }))
+                    .with_details(&Details::default().with(detail::MISSING_BY_NAME, &names))
                     .retry_after(self.config.ask_again)
             }
             StepOutcome::Crowded => {

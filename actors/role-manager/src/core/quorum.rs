@@ -7,8 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, Role, WaitReason, counted};
-use serde_json::json;
+use muster_messages::{Details, ErrorBody, ErrorCode, NodeId, RaftId, Replica, Role, WaitReason, counted, detail};
 
 use super::reachability::{Checked, Required};
 use super::{Config, Moment, Now};
@@ -65,9 +64,9 @@ impl Obstacle {
             WaitReason::LastManager => ErrorCode::LastManager,
             _ => ErrorCode::QuorumAtRisk,
         };
-        ErrorBody::new(code, self.message.clone()).with_details(&json!({
-            "missing": self.missing, "needed": self.needed, "answering": self.answering,
-        }))
+        let details = Details::default().with(detail::MISSING_BY_NAME, &self.missing);
+        let details = details.with(detail::NEEDED, &self.needed).with(detail::ANSWERING, &self.answering);
+        ErrorBody::new(code, self.message.clone()).with_details(&details)
     }
 }
 

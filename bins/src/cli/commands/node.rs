@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use muster_client::{Failure, Outcome, Settled, parse};
 use muster_messages::wire::{AutopilotRequest, ListOf, Request};
 use muster_messages::{
-    ErrorCode, Generation, NodeListView, NodeMayStopView, NodeRemovedView, NodeRenamedView, NodeView, Role,
-    RoleChangeView, StatusView, WallTime, word,
+    Details, ErrorCode, Generation, NodeListView, NodeMayStopView, NodeRemovedView, NodeRenamedView, NodeView, Role,
+    RoleChangeView, StatusView, WallTime, detail, word,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Context;
 use crate::cli::args::{DrainArgs, NodeCommand, RoleChange};
@@ -136,8 +136,8 @@ pub async fn each<T: DeserializeOwned>(
 fn with_node(node: &str, several: bool, mut failure: Failure) -> Failure {
     if several {
         failure.message = format!("{node}: {}", failure.message);
-        if let Some(details) = failure.details.as_object_mut() {
-            details.entry("node").or_insert_with(|| json!(node));
+        if failure.detail(detail::NODE).is_none() {
+            failure.details = Details::of(&failure.details).with(detail::NODE, &node.to_owned()).into();
         }
     }
     failure
@@ -248,6 +248,8 @@ fn role_change_sentence(result: &RoleChangeResult, role: Role) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

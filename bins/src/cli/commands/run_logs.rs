@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ReconcilerRequest, Request};
-use muster_messages::{RunLogView, RunView};
-use serde::Deserialize as _;
+use muster_messages::{RunLogView, detail};
 
 use super::Context;
 use crate::cli::output::{print, print_failure, print_part, printable_lines};
@@ -79,7 +78,7 @@ fn shown(text: &str, is_terminal: bool) -> String {
 
 /// Prints what the cluster has on record of a run whose output cannot be read.
 fn with_record(ctx: &Context, failure: Failure) -> Failure {
-    if let Ok(run) = RunView::deserialize(&failure.details["run"])
+    if let Some(run) = failure.detail(detail::RUN)
         && !ctx.out.is_json()
     {
         print(&render::run_on_record(&run));
