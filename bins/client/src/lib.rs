@@ -32,6 +32,6 @@ pub use self::watch::EventWatch;
 pub use muster_gateway::{BoxStream, Dialer, Framed};
 pub use muster_messages::wire::{ListOf, Request};
 pub use muster_messages::{
-    ErrorBody, ErrorCode, EventView, EventsView, Name, NodeListView, NodeView, RequestId, Revision, Role,
-    RoleChangeView, RootId, RootView, RootsView, Secret, StatusView,
+    DetailField, Details, ErrorBody, ErrorCode, EventView, EventsView, Name, NodeListView, NodeView, RequestId,
+    Revision, Role, RoleChangeView, RootId, RootView, RootsView, Secret, StatusView, detail,
 };
