@@ -145,7 +145,8 @@ pub enum RaftMemberMsg {
     /// Proposes a membership change. With `confirm_within_ms`, one that adds or removes a voter enters the log only once a
     /// majority of the resulting voters, the leader included if it is one, has acknowledged a heartbeat sent after this
     /// message was handled; if that takes longer, it is refused as `TooFewReachable`. One at a time; another while one
-    /// is in flight, or waits for heartbeats, is refused as `MembershipBusy`. Once in the log it has no deadline:
+    /// is in flight, or waits for heartbeats, is refused as `MembershipBusy`; so is one that they confirm during a transfer of
+    /// leadership. Once in the log it has no deadline:
     /// answered when it is applied or refused, or leadership is lost. Lost: the port closes; look at the members before
     /// proposing it again. Repeated: busy while the first is in flight, refused once it is applied (a repeated address:
     /// accepted, no change). Late: its heartbeats leave when it is handled, and it is judged again when it is applied.

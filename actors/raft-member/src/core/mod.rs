@@ -345,10 +345,9 @@ impl RaftCore {
         change: Box<MembershipChange>,
         confirm_by: Option<Moment>,
     ) {
-        let unsettled = self.member.as_ref().is_some_and(|s| s.raw.has_pending_conf());
         if !self.leads() {
             self.out.answers.push(Answer::Proposed(ask, Err(self.not_leader(now))));
-        } else if unsettled || self.proposals.membership_in_flight() || self.reachability.has_change() {
+        } else if self.membership_unsettled() || self.reachability.has_change() {
             self.out.answers.push(Answer::Proposed(ask, Err(ProposeError::MembershipBusy)));
         } else if let Some(deadline) = confirm_by
             && let Some(voters) = self.voters_after(&change)
@@ -357,6 +356,12 @@ impl RaftCore {
         } else {
             self.queue_membership(ask, &change, now);
         }
+    }
+
+    /// Whether a membership change is in flight, or may be: raft takes on no other one.
+    fn membership_unsettled(&self) -> bool {
+        let pending = self.member.as_ref().is_some_and(|s| s.raw.has_pending_conf());
+        pending || self.proposals.membership_in_flight()
     }
 
     /// The voters that a possible change results in, if it adds or removes one. They stay the same until it is applied: no other

@@ -326,6 +326,12 @@ impl RaftCore {
         self.write(now, write, 0, Settling::Nothing);
     }
 
+    /// Whether a confirmed membership change would not enter the log at once, and the answers of its voters would be old when it does:
+    /// leadership is being transferred, or this member leads in a later term than when it took the change on (a lone voter may).
+    fn membership_must_wait(&self) -> bool {
+        self.membership_unsettled() || self.member.as_ref().is_some_and(|s| s.raw.is_transferring())
+    }
+
     fn end_reachability_checks(&mut self, now: Moment) {
         let mut checks = std::mem::take(&mut self.reachability);
         let ended = match self.member.as_ref().filter(|s| s.raw.leads()) {
@@ -336,6 +342,9 @@ impl RaftCore {
         for ended in ended {
             match ended {
                 Ended::Answered(answer) => self.out.answers.push(answer),
+                Ended::Confirmed { ask, .. } if self.membership_must_wait() => {
+                    self.out.answers.push(Answer::Proposed(ask, Err(ProposeError::MembershipBusy)));
+                }
                 Ended::Confirmed { ask, change, since } => self.queue_membership(ask, &change, since),
             }
         }

@@ -211,3 +211,19 @@ fn change_that_waits_ends_with_the_leadership() {
     w.run(ms(500));
     assert_eq!(w.core(1).configuration(), (vec![1, 2, 3], vec![]));
 }
+
+#[test]
+fn change_confirmed_during_a_transfer_is_refused() {
+    let mut w = three(13);
+    w.crash(2, 0);
+    let remove = MembershipChangeKind::Remove { raft_id: RaftId(2) };
+    let ask = w.propose_confirmed(1, remove.clone(), Some(ms(500)));
+    // It fails: the target is down. Meanwhile nothing enters the log.
+    let transfer = w.ask();
+    w.tell(1, Input::TransferLeadership { ask: transfer, to: Some(node_id(2)) });
+    assert_eq!(w.outcome(ask), Err(ProposeError::MembershipBusy));
+    w.until("the end of the transfer", |w| w.answer(transfer).is_some());
+    let again = w.propose_confirmed(1, remove, Some(ms(5000)));
+    w.applied(again);
+    assert_eq!(w.core(1).configuration(), (vec![1, 3], vec![]));
+}
