@@ -49,6 +49,9 @@ impl RoleManager {
         let node = outgoing.node;
         let is_request = matches!(outgoing.sent, Sent::RoleRequest { .. });
         let is_membership_change = matches!(outgoing.sent, Sent::Membership(_));
+        let planned = self.plans.membership_change(node);
+        let is_outdated =
+            matches!(&outgoing.sent, Sent::Membership(change) if planned.is_some_and(|kind| *kind != change.kind));
         self.checkpoint.outbox.remove(step);
         if is_request {
             match (self.role_requests.take_sent(step), &outcome) {
@@ -75,7 +78,10 @@ impl RoleManager {
         if is_membership_change && node == self.me {
             self.checkpoint.slot.forget_transfers();
         }
-        self.backoff.hold(node, now.at + pause, wait);
+        // Otherwise the facts have changed since: the node needs another change of the membership.
+        if !is_outdated {
+            self.backoff.hold(node, now.at + pause, wait);
+        }
     }
 
     pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {

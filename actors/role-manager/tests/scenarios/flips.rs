@@ -101,6 +101,26 @@ fn flip_at_any_moment_ends_at_the_last_request() {
     }
 }
 
+// E6: the change in flight is refused, and the node's plan is another one by then.
+#[test]
+fn change_refused_after_a_flip_delays_no_other_change() {
+    let mut world = World::new(3, 1);
+    world.promote(4);
+    let is_proposed = |world: &World| world.log.iter().any(|line| line.contains("proposes PromoteLearner"));
+    for _ in 0..400 {
+        if !is_proposed(&world) {
+            world.run_step_or_wait();
+        }
+    }
+    assert!(is_proposed(&world), "{:#?}", world.log);
+    world.hold_membership_changes = true;
+    world.demote(4);
+    world.run_for(TICK);
+    world.hold_membership_changes = false;
+    world.run_for(secs(1));
+    assert!(world.is_worker(4), "{:#?}", world.log);
+}
+
 // E2: every interleaving of a promotion and a removal.
 #[test]
 fn a_removal_at_any_moment_of_a_promotion_leaves_nothing_behind() {
