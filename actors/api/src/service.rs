@@ -446,7 +446,7 @@ impl Service {
             )
         };
         ErrorBody::new(ErrorCode::NoQuorum, sentence)
-            .with_details(&Details::default().with(detail::MISSING, &ids).with(detail::MISSING_NAMES, &names))
+            .with_details(&Details::default().with(detail::MISSING, ids).with(detail::MISSING_NAMES, names))
             .retry_after(Duration::from_millis(500))
     }
 }
