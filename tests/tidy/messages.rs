@@ -1,6 +1,6 @@
 //! Rules for messages between actors and between processes.
 
-use super::{Text, report, texts};
+use super::{Text, has_word, report, texts};
 
 /// One enum per actor: those whose name ends with `Msg`. The others are parts of messages.
 const PROTOCOL: &str = "messages/src/protocol/";
@@ -15,9 +15,11 @@ const NOT_MESSAGES: [(&str, &str); 4] = [
     ("WireError", "why bytes are not a value; it stays in the process that decodes"),
 ];
 
-/// The doc comment of a variant needs one of these: a label, or a short form that the header of the
-/// enum, or of the enum that it names, defines.
-const DELIVERY_WORDS: [&str; 6] = ["Lost", "Repeat", "Late", "Read: repeat freely", "Write: by request id", "See [`"];
+/// What the doc comment of a variant, or of its enum, speaks of: each by one of these words.
+const DELIVERY: [(&str, &[&str]); 3] =
+    [("loss", &["Lost", "lost"]), ("repetition", &["Repeated", "repeated"]), ("lateness", &["Late", "late", "later"])];
+/// Short forms for all of it, which the doc comment of the enum, or of the enum that it names, defines.
+const SHORT_FORMS: [&str; 3] = ["Read: repeat freely", "Write: by request id", "See [`"];
 
 struct Variant<'a> {
     name: &'a str,
@@ -27,6 +29,7 @@ struct Variant<'a> {
 
 struct Enum<'a> {
     name: &'a str,
+    doc: String,
     variants: Vec<Variant<'a>>,
 }
 
@@ -39,11 +42,15 @@ fn enums(file: &Text) -> Vec<Enum<'_>> {
     for (index, line) in file.text.lines().enumerate() {
         if let Some(rest) = line.strip_prefix("pub enum ") {
             let name = rest.split([' ', '<']).next().unwrap_or(rest);
-            found.push(Enum { name, variants: Vec::new() });
+            found.push(Enum { name, doc: std::mem::take(&mut doc), variants: Vec::new() });
             inside = true;
-            doc.clear();
         } else if line == "}" {
             inside = false;
+            doc.clear();
+        } else if let Some(text) = line.strip_prefix("///").filter(|_| !inside) {
+            doc.push_str(text);
+        } else if !inside && !line.starts_with('#') {
+            doc.clear();
         }
         let Some(item) = line.strip_prefix("    ").filter(|_| inside) else { continue };
         if let Some(text) = item.strip_prefix("///") {
@@ -80,8 +87,12 @@ fn messages_document_loss_repetition_and_lateness() {
                 violations.push(format!("{}: {} has no variant that this test can parse", file.path, found.name));
             }
             for Variant { name, line, doc } in found.variants {
-                if !DELIVERY_WORDS.iter().any(|phrase| doc.contains(phrase)) {
-                    violations.push(format!("{}:{line}: {}::{name}", file.path, found.name));
+                if SHORT_FORMS.iter().any(|form| doc.contains(form)) {
+                    continue;
+                }
+                let says = |word: &&str| has_word(&doc, word) || has_word(&found.doc, word);
+                for (what, _) in DELIVERY.iter().filter(|(_, words)| !words.iter().any(says)) {
+                    violations.push(format!("{}:{line}: {}::{name}: {what}", file.path, found.name));
                 }
             }
         }
@@ -97,6 +108,6 @@ fn variants_are_parsed_with_their_comments() {
     let file = Text { path: "x.rs".into(), text: text.into() };
     let found = enums(&file);
     let read: Vec<_> = found.iter().flat_map(|e| &e.variants).map(|v| (v.name, v.line, v.doc.as_str())).collect();
-    assert_eq!(found.iter().map(|e| e.name).collect::<Vec<_>>(), ["AMsg"]);
+    assert_eq!(found.iter().map(|e| (e.name, e.doc.as_str())).collect::<Vec<_>>(), [("AMsg", " Lost.")]);
     assert_eq!(read, [("Ask", 6, " Asks one thing."), ("Bare", 10, "")]);
 }

@@ -52,7 +52,8 @@ pub struct Rekey {
     pub signature: Vec<u8>,
 }
 
-/// The answers on `muster-join/1`. Lost or late: the joiner asks again on another connection.
+/// The answers on `muster-join/1`, one for each request. Lost or late: the joiner asks again on another connection. Repeated: only
+/// as the answer to a repeated request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinReply {
     /// The root certificate. Lost: asked again.

@@ -109,10 +109,11 @@ pub fn decode_stored<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> 
 }
 
 /// The first frame on every native connection (`muster-mesh/1`, `muster-agent/1`, `muster-join/1`, `muster-api/1`),
-/// sent by the side that accepted, right after the handshake.
+/// sent by the side that accepted, right after the handshake, and never repeated. Late: the dialer gives up after its greeting
+/// timeout and dials again.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Greeting {
-    /// The service follows. Lost or late: the dialer gives up after its greeting timeout and dials again.
+    /// The service follows. Lost: the dialer gives up, too.
     Welcome { node: NodeId },
     /// The connection ends after this frame. Lost: the dialer sees it end, dials again and is refused again.
     Refused(Refusal),

@@ -102,7 +102,7 @@ pub struct IdentityBinding {
 /// Bindings in one message: more managers than any cluster has.
 pub const MAX_BINDINGS: usize = 128;
 
-/// The last frame of the hello, from each side. Lost or late: there is no session, and the dialer dials again.
+/// The last frame of the hello, from each side, and never repeated. Lost or late: there is no session, and the dialer dials again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HelloDecision {
     /// The session begins once both sides have sent this. Lost or late: the hello ends after 5 s.
@@ -126,8 +126,8 @@ pub enum PeerMessage {
     /// Acknowledged when handed to the raft member's mailbox, which is the window's flow control.
     Raft(Vec<RaftPacket>),
     /// A piece of a snapshot. `head` names which; pieces come in order. Accepted: kept, and with the last piece the
-    /// whole snapshot is handed to the raft member. Lost, repeated or out of order: the transfer ends, and Raft begins
-    /// another.
+    /// whole snapshot is handed to the raft member. Lost, repeated or late, and so out of order: the transfer ends, and
+    /// Raft begins another.
     SnapshotChunk { head: SnapshotHead, from: RaftId, offset: u64, data: Vec<u8>, last: Option<Box<RaftPacket>> },
     /// A call that the receiver's services answer. Lost, repeated or late: see [`PeerCall`].
     Call(PeerCall),
@@ -254,7 +254,8 @@ pub struct ActorsCall {
     pub ask: super::ActorsAsk,
 }
 
-/// The answer to a [`PeerMessage`]. Lost or late: the sender gives up after the deadline of its message; see there.
+/// The answer to a [`PeerMessage`]: one for each, so a repeated message is answered again. Lost or late: the sender gives up after
+/// the deadline of its message; see there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerReply {
     /// Handed on within the receiver. Lost: the message counts as not delivered.
@@ -278,8 +279,8 @@ pub struct SignReply {
     pub root_pem: String,
 }
 
-/// The answer to `Membership`. Lost: the node asks again and is answered by the state of that time. Late: a
-/// node that has given up waiting ignores it.
+/// The answer to `Membership`. Lost: the node asks again, and a repeated request is answered by the state of that time.
+/// Late: a node that has given up waiting ignores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MembershipReply {
     /// The Raft member id that was allocated or is already held; the leader will dial in. Lost: the leader dials in all

@@ -31,7 +31,8 @@ pub enum PacketKind {
     /// it is dropped. Lost: the leader begins another transfer. Repeated or late: ignored if it is not newer than what
     /// is committed.
     Snapshot,
-    /// Never sent, because only the leader itself starts a transfer. Lost or not: its receiver drops it.
+    /// Never sent, because only the leader itself starts a transfer. Lost: nothing is missing. Repeated or late:
+    /// dropped like the first.
     TransferLeader,
     /// The leader asks the receiver to campaign at once. Lost: sent again until the transfer ends. Repeated or late:
     /// dropped unless the receiver follows its sender in that term.
