@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Text, has_word, report, texts};
 
 /// Forbidden in a core: runtimes, clocks, concurrency, unordered collections, hidden randomness.
-const FORBIDDEN_IN_CORES: [&str; 15] = [
+const FORBIDDEN_IN_CORES: [&str; 21] = [
     "tokio",
     "ractor",
     "Instant",
@@ -16,11 +16,17 @@ const FORBIDDEN_IN_CORES: [&str; 15] = [
     "HashMap",
     "HashSet",
     "thread_rng",
+    "rand",
     "random",
     "sleep",
     "File",
     "TcpStream",
     "Mutex",
+    "RwLock",
+    "fs",
+    "mpsc",
+    "oneshot",
+    "thread",
 ];
 
 /// Log macros whose lines operators read.
