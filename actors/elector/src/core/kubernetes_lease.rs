@@ -10,7 +10,9 @@
 //! not at its renew deadline; the lease is renewed until the guarded work has returned, and released only then; leadership
 //! counts from before a write was sent.
 //!
-//! An attempt is client-go's `tryAcquireOrRenew` with its request as a value: numbered comments mark its steps.
+//! An attempt is client-go's `tryAcquireOrRenew` with its requests as values. Numbered comments mark its steps, in reading order:
+//! `attempt` (1: renew without reading, or read), `on_answer` (2: create what is missing), `on_read` (3: observe, 4: overwrite or
+//! not), `on_written` (5: lead, or count the renewal). A renewal that fails is followed by a read, any other failure by `retry_later`.
 //!
 //! | phase | attempt is due | lease read: another's | read: ours or free | written | write failed |
 //! |---|---|---|---|---|---|
@@ -25,7 +27,7 @@ use muster_messages::{MicroTime, Moment, Rng};
 
 use super::record::{LockError, Record, Versioned};
 use super::tenure::Tenure;
-use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
+use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, report_leader};
 use crate::ElectorConfig;
 use crate::config::JITTER;
 
@@ -291,16 +293,11 @@ impl KubernetesElector {
             (Step::ReadToRelease, Ok(_) | Err(LockError::NotFound)) => self.on_released(now, out),
             (Step::Release, Ok(written)) => {
                 self.seen = Some(Observation { record: written.record, at: now });
-                notice(&mut self.leader, None, out);
+                report_leader(&mut self.leader, None, out);
                 self.on_released(now, out);
             }
             (Step::ReadToRelease | Step::Release, Err(_)) => self.retry_later(now),
         }
-    }
-
-    /// Whether the work has returned: earlier requests are not followed up.
-    fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Releasing { .. } | Phase::Stopped)
     }
 
     fn on_read(&mut self, now: Moment, wall: MicroTime, found: Versioned, out: &mut Out) {
@@ -313,7 +310,7 @@ impl KubernetesElector {
         let live = self.seen.as_ref().is_some_and(|seen| seen.is_live(now));
         let (ours, vacant) = (record.holder == self.me, record.holder.is_empty());
         if ours || vacant || live {
-            notice(&mut self.leader, Some(&record.holder), out);
+            report_leader(&mut self.leader, Some(&record.holder), out);
         }
         match &mut self.phase {
             Phase::Leading(tenure) if !ours && !vacant => {
@@ -350,27 +347,6 @@ impl KubernetesElector {
         self.ask(now, Step::Write, What::Update(next), out);
     }
 
-    /// A coordinator prefers this holder to us, or none. Reported once to a leader.
-    fn note_challenger(&mut self, by: Option<String>, out: &mut Out) {
-        if self.challenged_by == by {
-            return;
-        }
-        self.challenged_by = by;
-        if let (Phase::Leading(_), Some(by)) = (&self.phase, self.challenged_by.clone()) {
-            out.push(Effect::Challenged { by });
-        }
-    }
-
-    fn renewal_of(&self, record: &Record, wall: MicroTime) -> Record {
-        Record {
-            holder: self.me.clone(),
-            lease_duration: self.timing.lease,
-            renewed: Some(wall),
-            acquired: record.acquired.or((!self.coordinated).then_some(wall)),
-            ..record.clone()
-        }
-    }
-
     fn on_written(&mut self, now: Moment, sent: Moment, written: Versioned, out: &mut Out) {
         // 5. It was written: leadership and renewals count from before the write was sent, not from its answer.
         let (token, of_cluster) = (written.fencing_token(), written.token);
@@ -382,7 +358,7 @@ impl KubernetesElector {
             Phase::Campaigning { try_at, .. } if now >= sent + self.timing.renew => *try_at = Some(now),
             Phase::Campaigning { .. } => {
                 self.tally.terms += 1;
-                notice(&mut self.leader, Some(&self.me), out);
+                report_leader(&mut self.leader, Some(&self.me), out);
                 self.phase = Phase::Leading(Box::new(Tenure::begin(&self.timing, sent, token, out)));
             }
             // The cluster began another tenure of ours: the lease was free or another's in between, and a resource that checks
@@ -396,6 +372,32 @@ impl KubernetesElector {
             }
             Phase::Releasing { .. } | Phase::Stopped => {}
         }
+    }
+
+    fn renewal_of(&self, record: &Record, wall: MicroTime) -> Record {
+        Record {
+            holder: self.me.clone(),
+            lease_duration: self.timing.lease,
+            renewed: Some(wall),
+            acquired: record.acquired.or((!self.coordinated).then_some(wall)),
+            ..record.clone()
+        }
+    }
+
+    /// A coordinator prefers this holder to us, or none. Reported once to a leader.
+    fn note_challenger(&mut self, by: Option<String>, out: &mut Out) {
+        if self.challenged_by == by {
+            return;
+        }
+        self.challenged_by = by;
+        if let (Phase::Leading(_), Some(by)) = (&self.phase, self.challenged_by.clone()) {
+            out.push(Effect::Challenged { by });
+        }
+    }
+
+    /// Whether the work has returned: earlier requests are not followed up.
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Releasing { .. } | Phase::Stopped)
     }
 
     fn retry_later(&mut self, now: Moment) {

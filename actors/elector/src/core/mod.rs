@@ -195,7 +195,7 @@ struct Tally {
 }
 
 /// Reports each change of the leader once, including the first observation. Initially none is known.
-fn notice<A>(known: &mut Option<String>, leader: Option<&str>, out: &mut Vec<Effect<A>>) {
+fn report_leader<A>(known: &mut Option<String>, leader: Option<&str>, out: &mut Vec<Effect<A>>) {
     let leader = leader.filter(|name| !name.is_empty());
     if known.as_deref() != leader {
         *known = leader.map(str::to_owned);

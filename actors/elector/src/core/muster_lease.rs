@@ -19,7 +19,7 @@ use std::time::Duration;
 use muster_messages::{ErrorBody, ErrorCode, FencingToken, LeaseView, Moment, Revision, Rng};
 
 use super::tenure::Tenure;
-use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
+use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, report_leader};
 use crate::ElectorConfig;
 
 pub use super::requests::{Answer, Ask, RenewalOutcome, Seen, Trouble};
@@ -248,7 +248,7 @@ impl MusterElector {
             return self.leave(now, token, false);
         }
         self.tally.terms += 1;
-        notice(&mut self.leader, Some(&self.me), out);
+        report_leader(&mut self.leader, Some(&self.me), out);
         let tenure = Tenure::begin(&self.timing, sent, Some(token), out);
         let renew_at = sent + self.timing.retry;
         self.phase = Phase::Holding(Box::new(Holding {
@@ -325,7 +325,7 @@ impl MusterElector {
         if known || hopeless {
             if result.is_ok() {
                 self.watch.free = None; // the last observation is older than this
-                notice(&mut self.leader, None, out);
+                report_leader(&mut self.leader, None, out);
             }
             let yielded = leaving.yielded;
             self.left(now, yielded, out);
@@ -399,7 +399,7 @@ impl MusterElector {
         let holder = live.and_then(|lease| lease.holder.as_deref());
         let ours = matches!(&self.phase, Phase::Holding(holding) if holding.tenure.ending.is_none());
         if !ours {
-            notice(&mut self.leader, holder, out);
+            report_leader(&mut self.leader, holder, out);
         }
     }
 
