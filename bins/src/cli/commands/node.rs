@@ -158,6 +158,7 @@ fn describe_node(id: &str, name: &str, addr: Option<&str>, since: Option<WallTim
     printable(&format!("{name} ({id}{addr}{since})"))
 }
 
+/// `muster node promote` and `demote`. A node that is refused is reported, and the others continue; the highest exit status counts.
 async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<u8> {
     if let Some(time) = change.misplaced_duration() {
         let text =
@@ -170,11 +171,13 @@ async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<
     }
     let (several, mut tally, mut results) = (nodes.len() > 1, Tally::default(), Vec::new());
     let until = wait.map(|wait| Instant::now() + wait);
+    // 1. Each node's role is requested.
     for node in nodes {
         let request = Request::SetRole { node: node.clone(), role };
         let answer = ctx.client.call(request).await.map_err(|f| with_node(&node, several, f));
         results.extend(tally.note(ctx.out.format, answer.and_then(|text| RoleChangeResult::read(&text))));
     }
+    // 2. With `--wait`: until each change that was accepted is in force. They continue side by side, so one deadline is for all.
     if let Some(until) = until {
         for result in &mut results {
             let (id, name) = (result.accepted.node.to_string(), result.accepted.name.to_string());
@@ -184,6 +187,7 @@ async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<
             result.record(tally.note(ctx.out.format, outcome.map_err(|f| with_node(&name, several, f))));
         }
     }
+    // 3. One sentence for each node, or the documents.
     let documents: Result<Vec<_>, _> =
         results.iter().map(|result| Ok((role_change_sentence(result, role), serde_json::to_string(result)?))).collect();
     print_done(ctx, several, documents.map_err(|e: serde_json::Error| Failure::internal(e))?);
