@@ -243,7 +243,7 @@ impl Shell for RouterShell {
 
 mod audit;
 mod forwarders;
-mod seals;
+pub mod seals;
 #[cfg(test)]
 #[path = "router_tests.rs"]
 mod tests;

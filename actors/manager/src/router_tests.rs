@@ -6,8 +6,9 @@ use muster_kernel::{Recipient, Tree, Undeliverable};
 use muster_messages::protocol::{Applied, CertAuthorityMsg, RaftMemberMsg, Reply};
 use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
 use muster_messages::{
-    AutoUnlock, AutolockChange, CertificatePin, Change, ClusterId, CrashHow, FEATURE_LEVEL, Incarnation, NodeRecord,
-    Principal, RaftId, Replica, RequestId, Revision, Role, RoleView, Seal, Subject, WallTime,
+    AutoUnlock, AutolockChange, CertificatePin, CertificateRecord, CertificateState, Change, ClusterId, CrashHow,
+    FEATURE_LEVEL, Guard, Incarnation, NodeRecord, Principal, RaftId, Replica, RequestId, Revision, Role, RoleView,
+    Seal, Subject, Tables, WallTime,
 };
 use muster_raft_member::ObjectFeed;
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
@@ -39,6 +40,18 @@ const OTHER: u128 = 9;
 
 fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
+}
+/// A manager since this revision, and the certificate on record: its role, and the grant that it is for.
+fn granted_at(granted: u64, certificate: Option<(Role, Option<u64>)>) -> NodeRecord {
+    let certificate = certificate.map(|(role, granted)| CertificateRecord {
+        role,
+        serial: "aa".to_owned(),
+        granted: granted.map(Revision),
+        not_after: WallTime(9),
+        state: CertificateState::Issued,
+    });
+    let record = NodeRecord::new(node(OTHER), "other".parse().unwrap(), Role::Manager, WallTime(0));
+    NodeRecord { granted: Revision(granted), certificate, ..record }
 }
 fn membership_call() -> PeerCall {
     let request =
@@ -130,7 +143,14 @@ impl World {
         });
     }
     fn knows(&self, n: u128, role: Role) {
-        let record = NodeRecord::new(node(n), format!("n{n}").parse().unwrap(), role, WallTime(0));
+        let named = NodeRecord::new(node(n), format!("n{n}").parse().unwrap(), role, WallTime(0));
+        let record = NodeRecord {
+            role,
+            desired_role: role,
+            id: node(n),
+            name: named.name,
+            ..granted_at(5, Some((role, Some(5))))
+        };
         self.replica.send_modify(|replica| {
             Arc::make_mut(replica).tables.nodes.insert(node(n), Arc::new(record));
         });
@@ -277,6 +297,25 @@ async fn crashed_router_leaves_no_caller_waiting() {
     world.harness.finish().await;
 }
 
+/// SEAL-11: what a manager reported before it was demoted says nothing about the keyring that it has after its next promotion.
+#[test]
+fn report_counts_only_with_the_certificate_of_its_grant() {
+    let seal = Seal { version: Revision(7), sealed: true, files_sealed: true, unlock: AutoUnlock::None };
+    let recorded = |certificate: Option<(Role, Option<u64>)>| {
+        let mut tables = Tables::default();
+        tables.nodes.insert(node(OTHER), Arc::new(granted_at(5, certificate)));
+        seals::command_of(&tables, WallTime(0), node(OTHER), seal)
+    };
+    for certificate in [Some((Role::Manager, Some(5))), Some((Role::Manager, None))] {
+        assert!(recorded(certificate).is_ok(), "{certificate:?}");
+    }
+    for certificate in [None, Some((Role::Worker, Some(4))), Some((Role::Manager, Some(3)))] {
+        let refused = recorded(certificate).unwrap_err();
+        assert!(refused.retry_after_ms.is_some(), "{refused}");
+    }
+    assert!(seals::command_of(&Tables::default(), WallTime(0), node(OTHER), seal).is_err(), "no such node");
+}
+
 /// A report names no node: it concerns its sender.
 #[tokio::test(start_paused = true)]
 async fn managers_report_only_their_own_keyring() {
@@ -288,6 +327,11 @@ async fn managers_report_only_their_own_keyring() {
     };
     let change = Change::Autolock(Box::new(AutolockChange::Sealed { node: node(OTHER), seal }));
     assert_eq!((&command.changes[..], &command.by), (&[change][..], &Principal::Cluster));
+    assert_eq!(
+        command.guards,
+        [Guard::Granted { node: node(OTHER), granted: Revision(5) }],
+        "it counts for this grant"
+    );
     reply.send(Ok(Applied { revision: Revision(9) })).unwrap();
     assert_eq!(answer.await.unwrap().unwrap(), b"");
     // A worker's report does not get that far.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use muster_autolock::core::{Autolock, Effect, Goal, Input};
 use muster_autolock::{FollowFault, Followed};
+use muster_manager::router::seals::command_of;
 use muster_messages::wire::PeerCall;
 use muster_messages::{
     AutoUnlock, AutolockChange, Change, Command, ErrorBody, ErrorCode, Moment, Principal, Revision, Role, Seal, Secret,
@@ -266,14 +267,14 @@ impl Keyring {
 
     /// A report arrived at the node that its sender believes leads.
     pub(crate) fn report_arrives(world: &mut World, to: MachineIdx, caller: Caller, seal: Seal) {
-        let node = world.machines[caller.idx].id;
-        let change = Change::Autolock(Box::new(AutolockChange::Sealed { node, seal }));
-        let command = Command::idempotent(world.wall(to), Principal::Cluster, "keyring reported").change(change);
-        if world.machines[to].runtime.as_ref().is_some_and(|runtime| runtime.core.leads()) {
-            world.propose(to, Asker::Seal(caller), command, PROPOSE_TIMEOUT);
-        } else {
-            let refused = ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead");
-            world.reply(to, caller, Answered::Seal(Err(refused)));
+        let (node, now) = (world.machines[caller.idx].id, world.wall(to));
+        let leads = world.machines[to].runtime.as_ref().filter(|runtime| runtime.core.leads());
+        let command = leads
+            .ok_or_else(|| ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead"))
+            .and_then(|runtime| command_of(&runtime.core.replica().tables, now, node, seal));
+        match command {
+            Ok(command) => world.propose(to, Asker::Seal(caller), command, PROPOSE_TIMEOUT),
+            Err(refused) => world.reply(to, caller, Answered::Seal(Err(refused))),
         }
     }
 
