@@ -102,7 +102,7 @@ pub struct IdentityBinding {
 /// Bindings in one message: more managers than any cluster has.
 pub const MAX_BINDINGS: usize = 128;
 
-/// The last frame of the hello, from each side, and never repeated. Lost or late: there is no session, and the dialer dials again.
+/// The last frame of the hello, from each side, and never repeated. Lost or late: the session does not begin, and the dialer dials again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HelloDecision {
     /// The session begins once both sides have sent this. Lost or late: the hello ends after 5 s.

@@ -47,7 +47,7 @@ pub struct EventView {
     pub before: Option<String>,
     pub after: Option<String>,
     /// The id of the request that made the change, 32 hexadecimal digits, as logs and the audit log have it. Absent: the
-    /// cluster made it by itself, or the request is no longer remembered.
+    /// cluster made it by itself, or has forgotten the outcome of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
 }
