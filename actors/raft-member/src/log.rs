@@ -6,8 +6,11 @@ use crate::core::Notice;
 
 pub(crate) fn log_notice(notice: &Notice) {
     match notice {
-        Notice::DiskTooSlow { term } => {
+        Notice::DiskTooSlow { term, stepped_down: true } => {
             tracing::warn!(term = term.0, "disk write too slow; gave up Raft leadership");
+        }
+        Notice::DiskTooSlow { term, stepped_down: false } => {
+            tracing::warn!(term = term.0, "disk write too slow; writes wait for it, because no other manager votes");
         }
         Notice::SnapshotUnreadable { index, why } => tracing::warn!(index, %why, "cannot read a received snapshot"),
         Notice::StateDiverged { member, node, index } => {

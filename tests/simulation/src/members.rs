@@ -266,7 +266,9 @@ impl ManagerRuntime {
                 world.require(outcome);
             }
             Notice::Installed { .. } => world.totals.count("snapshots installed"),
-            Notice::DiskTooSlow { .. } => world.totals.count("leaders that stepped down on a slow disk"),
+            Notice::DiskTooSlow { stepped_down: true, .. } => {
+                world.totals.count("leaders that stepped down on a slow disk")
+            }
             Notice::MembershipProposed { kind, since } => Roles::check_membership_change(world, idx, kind, *since),
             Notice::MembershipRefused { .. } => world.totals.count("membership changes refused on apply"),
             _ => {}

@@ -104,15 +104,19 @@ impl RaftCore {
     }
 
     /// A leader whose disk does not answer can commit nothing by itself, and its followers' disks are probably healthy.
+    /// The only voter keeps leading: with none to take over, its clients would be refused in addition to waiting.
     fn check_disk(&mut self, now: Moment) {
         if !self.writes.is_slow(now, self.config.disk_limit) {
             return;
         }
-        if let Some(member) = self.member.as_mut().filter(|s| s.raw.leads()) {
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.leads()) else { return };
+        let term = Term(member.raw.term());
+        if !member.raw.is_only_voter() {
             member.raw.step_down();
-            let term = Term(member.raw.term());
-            self.out.notices.push(Notice::DiskTooSlow { term });
+            self.out.notices.push(Notice::DiskTooSlow { term, stepped_down: true });
             self.settle(now);
+        } else if self.writes.report_slow() {
+            self.out.notices.push(Notice::DiskTooSlow { term, stepped_down: false });
         }
     }
 

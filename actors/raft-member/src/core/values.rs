@@ -281,9 +281,10 @@ pub enum Notice {
     LostLeader {
         term: Term,
     },
-    /// A disk write took too long, so this leader stepped down.
+    /// A leader's disk write took too long. It steps down, unless it is the only voter: then this comes once per write.
     DiskTooSlow {
         term: Term,
+        stepped_down: bool,
     },
     /// A leader's packet gave this node a member id.
     BecameMember {

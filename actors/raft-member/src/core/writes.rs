@@ -41,6 +41,8 @@ pub(crate) struct Writes {
     /// As last handed to the disk, and as the disk has it.
     hard: HardMark,
     durable: HardMark,
+    /// The last write that was reported as slow; 0: none.
+    reported_slow: u64,
 }
 
 impl Writes {
@@ -121,6 +123,11 @@ impl Writes {
     /// Whether the oldest write has taken this long.
     pub fn is_slow(&self, now: Moment, limit: Duration) -> bool {
         self.in_flight.front().is_some_and(|w| now.since(w.issued) >= limit)
+    }
+    /// Whether the oldest write was not reported as slow before.
+    pub fn report_slow(&mut self) -> bool {
+        let oldest = self.in_flight.front().map_or(0, |w| w.write);
+        std::mem::replace(&mut self.reported_slow, oldest) != oldest
     }
 }
 

@@ -133,10 +133,24 @@ fn a_leader_whose_disk_hangs_steps_down_and_another_serves() {
     w.nodes.get_mut(&1).unwrap().disk_takes = None;
     let _never = w.propose(1, label("a", "1"));
     w.until("another leads", |w| w.leading().is_some_and(|l| l != 1));
-    assert!(w.nodes[&1].notices.iter().any(|(_, n)| matches!(n, Notice::DiskTooSlow { .. })));
+    assert!(w.nodes[&1].notices.iter().any(|(_, n)| matches!(n, Notice::DiskTooSlow { stepped_down: true, .. })));
     let l = w.leading().unwrap();
     let write = w.propose(l, label("a", "2"));
     w.applied(write);
+}
+
+#[test]
+fn only_voter_with_a_slow_disk_keeps_leading() {
+    let mut w = World::cluster(29, 1);
+    w.run(ms(500));
+    let term = w.core(1).status(w.now).term;
+    w.nodes.get_mut(&1).unwrap().disk_takes = Some(ms(5000));
+    let write = w.propose(1, label("a", "1"));
+    w.applied(write);
+    let status = w.core(1).status(w.now);
+    assert_eq!((status.role, status.term), (RaftRole::Leader, term));
+    let slow = |(_, n): &&(Moment, Notice)| matches!(n, Notice::DiskTooSlow { stepped_down: false, .. });
+    assert_eq!(w.nodes[&1].notices.iter().filter(slow).count(), 1, "reported once for each write");
 }
 
 #[test]
