@@ -2,6 +2,7 @@
 //! manager, at full speed. The test checks what an operator experiences meanwhile.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +25,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::caller::{ANSWER_TIMEOUT, Caller};
 
+/// Limits per address count the attackers apart from the nodes that join meanwhile.
+const ATTACKERS_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 /// How long a partial request is held open.
 const HOLD_TIME: Duration = Duration::from_secs(8);
 /// Pause after a refused connection.
@@ -240,7 +243,7 @@ impl SiegeTask {
     }
 
     fn caller(&self, alpn: &[&[u8]]) -> Option<Caller> {
-        Caller::with(self.to, alpn, &self.attacker.credentials).ok()
+        Some(Caller::with(self.to, alpn, &self.attacker.credentials).ok()?.from(ATTACKERS_ADDRESS))
     }
 
     async fn greeted(&self, service: Service) -> Option<Framed<BoxStream>> {
@@ -335,7 +338,7 @@ impl SiegeTask {
 
     fn http(&self) -> Option<Caller> {
         match self.attacker.bearer {
-            Some(_) => Some(Caller::unauthenticated(self.to, &[b"http/1.1"])),
+            Some(_) => Some(Caller::unauthenticated(self.to, &[b"http/1.1"]).from(ATTACKERS_ADDRESS)),
             None => self.caller(&[b"http/1.1"]),
         }
     }
@@ -484,7 +487,8 @@ impl SiegeTask {
     }
 
     async fn join(&self) -> Option<DoneRefused> {
-        let mut frames = Caller::unauthenticated(self.to, Service::Join.alpn()).greeted().await.ok()?;
+        let joiner = Caller::unauthenticated(self.to, Service::Join.alpn()).from(ATTACKERS_ADDRESS);
+        let mut frames = joiner.greeted().await.ok()?;
         let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).ok()?;
         let request = JoinRequest {
             request_id: Self::fresh(),
