@@ -149,7 +149,8 @@ fn only_voter_with_a_slow_disk_keeps_leading() {
     w.applied(write);
     let status = w.core(1).status(w.now);
     assert_eq!((status.role, status.term), (RaftRole::Leader, term));
-    let slow = |(_, n): &&(Moment, Notice)| matches!(n, Notice::DiskTooSlow { stepped_down: false, .. });
+    let slow =
+        |(_, n): &&(muster_messages::Moment, Notice)| matches!(n, Notice::DiskTooSlow { stepped_down: false, .. });
     assert_eq!(w.nodes[&1].notices.iter().filter(slow).count(), 1, "reported once for each write");
 }
 
