@@ -51,7 +51,7 @@ struct Inner {
 }
 
 /// The part of an entry that is known when a request begins.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
     pub request: Option<RequestId>,
     pub by: Principal,

@@ -1,7 +1,4 @@
-//! Calls between managers: to the leader, and from other managers to the services of this one.
-//!
-//! Invariants  FORWARD-1  a call is accepted only from a node that is a manager by this manager's own replica. A forwarder names
-//!                        the caller and is believed: the certificate alone must not be enough.
+//! Calls between managers: to the leader, and from other managers to the services of this one. [`core`] decides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +9,13 @@ use muster_messages::protocol::{
     CertAuthorityMsg, DispatcherMsg, IncomingCall, LeaderCalls, Named, PeerAnswer, RoleManagerMsg, RootRotationMsg,
 };
 use muster_messages::wire::{self, PeerCall};
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, ErrorMark, NodeId};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, NodeId};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::Instant;
+use tracing::warn;
+
+use self::core::no_leader;
 
 /// Bound of every call between managers: longer than an election, shorter than a joiner's timeout.
 const PEER_CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,12 +48,8 @@ impl Router {
 
     /// Asks the leader; waits for one through an election. This node answers the caller, so it writes the audit line.
     async fn to_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
-        let line = audit::begin(self.api.audit(), None, &call);
-        let answer = Box::pin(self.ask_leader(call));
-        match line {
-            Some(line) => audit::close(line, answer).await,
-            None => answer.await,
-        }
+        let line = core::audit::of_own_call(&call);
+        audit::written(self.api.audit(), line, Box::pin(self.ask_leader(call))).await
     }
 
     async fn ask_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
@@ -65,12 +61,11 @@ impl Router {
                 self.answer(leader, call, left).await
             } else {
                 let is_read = self.ports.replica.borrow().tables.records_identities();
-                let answer = self.ports.call_leader(leader, left, with_pin(call, is_read)).await;
-                // Every call may be repeated.
+                let answer = self.ports.call_leader(leader, left, core::with_pin(call, is_read)).await;
                 answer.unwrap_or_else(|| Err(no_leader()))
             };
             match answer {
-                Err(error) if error.code == ErrorCode::Unreachable => last = error,
+                Err(error) if core::asks_again(&error) => last = error,
                 done => return done,
             }
         }
@@ -80,28 +75,20 @@ impl Router {
     /// Answers a call of another manager, with the leader's line beside that manager's.
     async fn answer_peer(&self, forwarder: NodeId, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let leading = self.ports.replica.borrow().raft.leading;
-        let line = audit::begin(self.api.audit(), Some(forwarder), &call).filter(|_| leading);
+        let line = core::audit::of_forwarded_call(leading, forwarder, &call);
         let answer = Box::pin(self.answer(forwarder, call, PEER_CALL_TIMEOUT));
-        match line {
-            Some(line) => audit::close(line, answer).await,
-            None => answer.await,
-        }
+        audit::written(self.api.audit(), line, answer).await
     }
 
-    /// Answers a call on this manager. Calls that only the leader may decide are refused elsewhere.
+    /// Answers a call on this manager, if it may.
     async fn answer(&self, forwarder: NodeId, call: PeerCall, left: Duration) -> Result<Vec<u8>, ErrorBody> {
         let leader = &self.ports.leader;
         let left = left.min(PEER_CALL_TIMEOUT);
-        {
-            let replica = self.ports.replica.borrow();
-            if !matches!(call, PeerCall::Actors(_) | PeerCall::Clock) && !replica.raft.leading {
-                // The forwarder may report this as a refusal if no leader ever takes the call.
-                return Err(no_leader().marked(ErrorMark::NotLeading));
+        core::may_answer(&self.ports.replica.borrow(), self.ports.node, forwarder, &call).inspect_err(|refusal| {
+            if refusal.code == ErrorCode::Forbidden {
+                warn!(%forwarder, "forwarded call refused: the forwarder is not a manager");
             }
-            if forwarder != self.ports.node {
-                forwarders::may_forward(&replica, forwarder)?;
-            }
-        }
+        })?;
         match call {
             PeerCall::Api { caller, request_id, timeout_ms, request } => self
                 .api
@@ -150,27 +137,12 @@ impl Router {
     }
 }
 
-/// A certificate's pin does not travel with its identity, and builds of feature level 2 do not read it.
-fn with_pin(call: PeerCall, is_read: bool) -> PeerCall {
-    match call {
-        PeerCall::SignNode { identity, observed_addr, csr_pem } if is_read => match identity.pin {
-            Some(pin) => PeerCall::SignPinned { identity, pin, observed_addr, csr_pem },
-            None => PeerCall::SignNode { identity, observed_addr, csr_pem },
-        },
-        other => other,
-    }
-}
-
 /// The leader's actor is starting or restarting: treated like a missing leader.
 fn as_no_leader(error: muster_kernel::AskError) -> ErrorBody {
     match error {
         muster_kernel::AskError::Down | muster_kernel::AskError::Closed => no_leader(),
         other => other.into(),
     }
-}
-
-fn no_leader() -> ErrorBody {
-    ErrorBody::new(ErrorCode::Unreachable, "no leader at the moment; retry").retry_after(Duration::from_millis(200))
 }
 
 fn encoded<T: serde::Serialize>(answer: Result<T, ErrorBody>) -> Result<Vec<u8>, ErrorBody> {
@@ -242,8 +214,8 @@ impl Shell for RouterShell {
 }
 
 mod audit;
-mod forwarders;
-pub mod seals;
+pub mod core;
+mod seals;
 #[cfg(test)]
 #[path = "router_tests.rs"]
 mod tests;

@@ -6,14 +6,14 @@ use muster_kernel::{Recipient, Tree, Undeliverable};
 use muster_messages::protocol::{Applied, CertAuthorityMsg, RaftMemberMsg, Reply};
 use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
 use muster_messages::{
-    AutoUnlock, AutolockChange, CertificatePin, CertificateRecord, CertificateState, Change, ClusterId, CrashHow,
-    FEATURE_LEVEL, Guard, Incarnation, NodeRecord, Principal, RaftId, Replica, RequestId, Revision, Role, RoleView,
-    Seal, Subject, Tables, WallTime,
+    AutoUnlock, AutolockChange, CertificatePin, Change, ClusterId, CrashHow, FEATURE_LEVEL, Guard, Incarnation,
+    NodeRecord, Principal, RaftId, Replica, RequestId, Revision, Role, RoleView, Seal, Subject, WallTime,
 };
 use muster_raft_member::ObjectFeed;
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
 use tokio::sync::watch;
 
+use super::core::tests::granted_at;
 use super::*;
 
 /// A call to another manager, as the mesh would carry it.
@@ -40,18 +40,6 @@ const OTHER: u128 = 9;
 
 fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
-}
-/// A manager since this revision, and the certificate on record: its role, and the grant that it is for.
-fn granted_at(granted: u64, certificate: Option<(Role, Option<u64>)>) -> NodeRecord {
-    let certificate = certificate.map(|(role, granted)| CertificateRecord {
-        role,
-        serial: "aa".to_owned(),
-        granted: granted.map(Revision),
-        not_after: WallTime(9),
-        state: CertificateState::Issued,
-    });
-    let record = NodeRecord::new(node(OTHER), "other".parse().unwrap(), Role::Manager, WallTime(0));
-    NodeRecord { granted: Revision(granted), certificate, ..record }
 }
 fn membership_call() -> PeerCall {
     let request =
@@ -295,25 +283,6 @@ async fn crashed_router_leaves_no_caller_waiting() {
     }
     eventually("no call is left over", || world.mesh.waiting() == 0).await;
     world.harness.finish().await;
-}
-
-/// SEAL-11: what a manager reported before it was demoted says nothing about the keyring that it has after its next promotion.
-#[test]
-fn report_counts_only_with_the_certificate_of_its_grant() {
-    let seal = Seal { version: Revision(7), sealed: true, files_sealed: true, unlock: AutoUnlock::None };
-    let recorded = |certificate: Option<(Role, Option<u64>)>| {
-        let mut tables = Tables::default();
-        tables.nodes.insert(node(OTHER), Arc::new(granted_at(5, certificate)));
-        seals::command_of(&tables, WallTime(0), node(OTHER), seal)
-    };
-    for certificate in [Some((Role::Manager, Some(5))), Some((Role::Manager, None))] {
-        assert!(recorded(certificate).is_ok(), "{certificate:?}");
-    }
-    for certificate in [None, Some((Role::Worker, Some(4))), Some((Role::Manager, Some(3)))] {
-        let refused = recorded(certificate).unwrap_err();
-        assert!(refused.retry_after_ms.is_some(), "{refused}");
-    }
-    assert!(seals::command_of(&Tables::default(), WallTime(0), node(OTHER), seal).is_err(), "no such node");
 }
 
 /// A report names no node: it concerns its sender.

@@ -1,6 +1,6 @@
 //! The decisions of the mesh, without effects: which frames of a peer may pass, which member id a hello may name,
-//! which process of a node is accepted, when a snapshot is complete, which session of a node stays, when to dial,
-//! what a refusal leads to.
+//! which process of a node is accepted, when a snapshot is complete, which session of a node stays or ends, when to
+//! dial, what a refusal leads to.
 
 pub mod assembly;
 pub mod backlog;
@@ -10,6 +10,7 @@ pub mod frames;
 pub mod hello;
 pub mod hints;
 pub mod links;
+pub mod non_members;
 pub mod outgoing;
 pub mod pace;
 pub mod refusals;

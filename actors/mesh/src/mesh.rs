@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info};
 
-use self::non_members::NonMembers;
 use crate::core::links::{Effect, Input, Links, SessionNumber};
+use crate::core::non_members::NonMembers;
 use crate::endpoint::{EndpointEvent, EndpointShell, EndpointShellMsg};
 use crate::greeting::{Greeted, GreetedPeer, Opened};
 use crate::greetings::Greetings;

@@ -19,6 +19,7 @@ use tracing::info;
 
 use crate::campaign::Campaign;
 use crate::core::eligibility::{Eligibility, Input, Me};
+use crate::core::record::{RecordNeed, RecordStep};
 use crate::member::{LeaseTiming, Leave, Member, MemberSetup, MemberView};
 use crate::membership::member_spec;
 use crate::wiring::Wiring;
@@ -75,9 +76,7 @@ pub struct Candidates {
     core: Eligibility,
     campaign: Campaign,
     member: Option<(watch::Receiver<MemberView>, Leave)>,
-    /// This process can run the definition.
-    runnable: bool,
-    retiring: bool,
+    need: RecordNeed,
     alarm: Alarm,
 }
 
@@ -87,7 +86,7 @@ impl Candidates {
         let me = Me { member: setup.member.clone(), node: setup.node, release: setup.release.triple };
         let campaign = Campaign::new(wiring.clone(), siblings);
         let core = Eligibility::new(me, setup.timing, campaign.is_running(), wiring.memory.out_until.get().flatten());
-        Self { wiring, core, campaign, member: None, runnable: false, retiring: false, alarm: Alarm::default() }
+        Self { wiring, core, campaign, member: None, need: RecordNeed::default(), alarm: Alarm::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
@@ -106,17 +105,17 @@ impl Candidates {
         let view = self.wiring.views.borrow().clone();
         let timing = view.map(|view| view.timing).unwrap_or_default();
         let lease = self.wiring.setup.lease.with(&timing);
-        self.campaign.follow(cx, self.core.decision().stands && !self.retiring, lease);
-        // A candidate with nothing left to run must not hold back the others.
-        if (self.retiring || !self.runnable) && self.campaign.is_over() {
-            if let Some((_, leave)) = &self.member {
-                leave.leave();
-            }
-            let gone = self.member.as_ref().is_none_or(|(view, _)| view.borrow().gone);
-            if self.retiring {
-                self.wiring.retired.send_replace(gone);
-            } else if gone {
-                self.member = None;
+        self.campaign.follow(cx, self.need.campaigns(self.core.decision().stands), lease);
+        let gone = self.member.as_ref().is_none_or(|(view, _)| view.borrow().gone);
+        let step = self.need.step(self.campaign.is_over(), gone);
+        if let Some((_, leave)) = self.member.as_ref().filter(|_| step != RecordStep::Keep) {
+            leave.leave();
+        }
+        match step {
+            RecordStep::Keep | RecordStep::Leave => {}
+            RecordStep::Ended => self.member = None,
+            RecordStep::Retired => {
+                self.wiring.retired.send_replace(true);
             }
         }
     }
@@ -125,8 +124,8 @@ impl Candidates {
         let view = self.wiring.views.borrow_and_update().clone();
         let Some(view) = view else { return };
         let runnable = view.definition.as_ref().is_some_and(|definition| self.wiring.setup.runs(definition));
-        self.runnable = runnable;
-        if runnable && self.member.is_none() && !self.retiring {
+        self.need.runnable = runnable;
+        if self.need.is_needed() && self.member.is_none() {
             self.announce(cx);
         }
         self.step(cx, Input::View { view: &view, runnable });
@@ -135,7 +134,7 @@ impl Candidates {
     /// Its record has ended, and is still needed.
     fn announces_again(&self) -> bool {
         let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().admission_state.is_over());
-        over && self.runnable && !self.retiring
+        over && self.need.is_needed()
     }
 
     fn announce(&mut self, cx: &Cx<Msg>) {
@@ -199,7 +198,7 @@ impl Shell for Candidates {
                 self.campaign.check(cx);
             }
             Msg::Retire => {
-                self.retiring = true;
+                self.need.retiring = true;
                 self.act(cx);
             }
             Msg::Woke => {
@@ -212,6 +211,6 @@ impl Shell for Candidates {
 
     fn view(&self) -> Value {
         let member = self.member.as_ref().map(|(view, _)| view.borrow().admission_state.clone());
-        json!({"decision": self.core.decision(), "record": member, "elect": self.campaign.word(), "retiring": self.retiring})
+        json!({"decision": self.core.decision(), "record": member, "elect": self.campaign.word(), "retiring": self.need.retiring})
     }
 }

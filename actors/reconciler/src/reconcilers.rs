@@ -1,4 +1,4 @@
-//! All reconcilers of a process: a contained group for each one that its release defines.
+//! All reconcilers of a process: a contained group for each one that its release defines. [`crate::core::groups`] decides.
 //!
 //! Inputs      the definitions of each release that it can run, and these releases, as watched values; the request to retire.  Outputs  none: it starts and stops groups.
 //! ```text
@@ -13,7 +13,7 @@
 //! ```
 //! A failure in one NAME disturbs no other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use tracing::info;
 
 use crate::candidates::candidates_spec;
 use crate::cluster_requests::{self, WatchedValue};
+use crate::core::groups::{Effect, Facts, Groups, Input};
 use crate::participants::participants_spec;
 use crate::runner::runner_spec;
 use crate::wiring::{Setup, Wiring};
@@ -77,7 +78,8 @@ pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefus
     let reconcilers = Reconcilers { retire: retire.clone(), retired };
     let make = move || {
         let (setup, retire, retired) = (setup.clone(), retire.clone(), Arc::clone(&tell));
-        Ok(ReconcilersShell { setup, retire, retired, groups: BTreeMap::new(), watched: BTreeMap::new() })
+        let core = Groups::new(setup.abilities());
+        Ok(ReconcilersShell { core, setup, retire, retired, wirings: BTreeMap::new(), watches: BTreeMap::new() })
     };
     let spec = Spec::actor("reconcilers", Address::new(MAILBOX), make).with_children();
     Ok((spec.contained(), reconcilers))
@@ -94,101 +96,68 @@ pub enum Msg {
     Retire,
 }
 
-struct Group {
-    wiring: Wiring,
-    stopping: bool,
-}
-
-/// The watch of one release's definitions.
-struct Watched {
-    unwanted: CancellationToken,
-    definitions: Option<Definitions>,
-    trouble: Option<String>,
-}
-
 /// See the module.
 pub struct ReconcilersShell {
+    core: Groups,
     setup: Setup,
     retire: CancellationToken,
     retired: Arc<watch::Sender<bool>>,
-    groups: BTreeMap<String, Group>,
-    watched: BTreeMap<Triple, Watched>,
+    /// Of each group.
+    wirings: BTreeMap<String, Wiring>,
+    /// Cancelled: the definitions of this release are not watched any more.
+    watches: BTreeMap<Triple, CancellationToken>,
 }
 
 impl ReconcilersShell {
-    /// Watches the definitions of every release that is declared now, and of no other.
-    fn watch(&mut self, cx: &Cx<Msg>) {
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
         let declared = self.setup.releases.declared();
-        let releases: BTreeSet<Triple> =
-            declared.scopes.values().flatten().chain([&self.setup.release]).map(|release| release.triple).collect();
-        self.watched.retain(|release, watched| {
-            let wanted = releases.contains(release);
-            if !wanted {
-                watched.unwanted.cancel();
-            }
-            wanted
-        });
-        for release in releases {
-            if self.watched.contains_key(&release) {
-                continue;
-            }
-            let unwanted = CancellationToken::new();
-            self.watched.insert(release, Watched { unwanted: unwanted.clone(), definitions: None, trouble: None });
-            let (cluster, me) = (Arc::clone(&self.setup.cluster), cx.me().clone());
-            let watch = cluster_requests::watch(cluster, Names(release), move |answer| {
-                let delivered = me.tell(Msg::Definitions(release, answer)).is_ok();
-                async move { delivered }
-            });
-            // A request waits long for news, and holds a place at its manager meanwhile.
-            cx.spawn(unwanted.run_until_cancelled_owned(watch).map(drop));
-        }
-    }
-
-    /// The reconcilers to run, each as the release that is declared for its scope.
-    fn wanted(&self) -> BTreeMap<String, Release> {
-        let mut wanted = BTreeMap::new();
-        for (release, definitions) in self.watched.iter().filter_map(|(r, w)| Some((r, w.definitions.as_ref()?))) {
-            for name in definitions.items.keys().filter(|name| self.setup.may_run(name)) {
-                // A manager of an older build names no scope: as for such a build, the process has one release.
-                let scope = definitions.scopes.get(name);
-                let ours =
-                    scope.map_or_else(|| Some(self.setup.release.clone()), |scope| self.setup.release_for(scope));
-                if let Some(ours) = ours.filter(|ours| ours.triple == *release) {
-                    wanted.insert(name.clone(), ours);
+        let (facts, mut effects) = (Facts { declared: &declared, retiring: self.retire.is_cancelled() }, Vec::new());
+        self.core.step(facts, input, &mut effects);
+        for effect in effects {
+            match effect {
+                Effect::Watch(release) => self.watch(cx, release),
+                Effect::Unwatch(release) => {
+                    if let Some(watch) = self.watches.remove(&release) {
+                        watch.cancel();
+                    }
+                }
+                Effect::Start { name, release } => self.start(cx, name, release),
+                Effect::Stop(name) => self.stop(cx, name),
+                Effect::Retired => {
+                    self.retired.send_replace(true);
                 }
             }
         }
-        wanted
     }
 
-    /// Starts and stops groups until they match the names. The only place that does.
-    fn settle(&mut self, cx: &Cx<Msg>) {
-        let (retiring, wanted) = (self.retire.is_cancelled(), self.wanted());
-        for (name, release) in wanted.iter().filter(|_| !retiring) {
-            if !self.groups.contains_key(name) {
-                info!(reconciler = %name, %release, "starting reconciler: its definition exists for this release");
-                let wiring = Wiring::new(name, Setup { release: release.clone(), ..self.setup.clone() });
-                cx.children().start(group(wiring.clone()));
-                self.groups.insert(name.clone(), Group { wiring, stopping: false });
-            }
-        }
-        for (name, group) in &mut self.groups {
-            let unwanted = retiring || wanted.get(name) != Some(&group.wiring.setup.release);
-            if unwanted && !std::mem::replace(&mut group.stopping, true) {
-                let (children, name) = (cx.children().clone(), name.clone());
-                let mut retired = group.wiring.retired.subscribe();
-                group.wiring.retire.cancel();
-                cx.report(async move {
-                    let _in_time =
-                        tokio::time::timeout(RETIRE_TIMEOUT, retired.wait_for(|retired| *retired)).await.is_ok();
-                    children.stop_and_wait(&name).await;
-                    Msg::Stopped(name)
-                });
-            }
-        }
-        if retiring && self.groups.is_empty() {
-            self.retired.send_replace(true);
-        }
+    fn watch(&mut self, cx: &Cx<Msg>, release: Triple) {
+        let unwatched = CancellationToken::new();
+        self.watches.insert(release, unwatched.clone());
+        let (cluster, me) = (Arc::clone(&self.setup.cluster), cx.me().clone());
+        let watch = cluster_requests::watch(cluster, Names(release), move |answer| {
+            let delivered = me.tell(Msg::Definitions(release, answer)).is_ok();
+            async move { delivered }
+        });
+        // A request waits long for news, and holds a place at its manager meanwhile.
+        cx.spawn(unwatched.run_until_cancelled_owned(watch).map(drop));
+    }
+
+    fn start(&mut self, cx: &Cx<Msg>, name: String, release: Release) {
+        info!(reconciler = %name, %release, "starting reconciler: its definition exists for this release");
+        let wiring = Wiring::new(&name, Setup { release, ..self.setup.clone() });
+        cx.children().start(group(wiring.clone()));
+        self.wirings.insert(name, wiring);
+    }
+
+    fn stop(&self, cx: &Cx<Msg>, name: String) {
+        let Some(wiring) = self.wirings.get(&name) else { return };
+        let (children, mut retired) = (cx.children().clone(), wiring.retired.subscribe());
+        wiring.retire.cancel();
+        cx.report(async move {
+            let _in_time = tokio::time::timeout(RETIRE_TIMEOUT, retired.wait_for(|retired| *retired)).await.is_ok();
+            children.stop_and_wait(&name).await;
+            Msg::Stopped(name)
+        });
     }
 }
 
@@ -213,32 +182,28 @@ impl Shell for ReconcilersShell {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let changes = self.setup.releases.changes();
-        self.watch(cx);
+        self.step(cx, Input::Declared);
         cx.on_change(changes, || Msg::Declared);
         cx.report(self.retire.clone().cancelled_owned().map(|()| Msg::Retire));
         Ok(())
     }
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
-        match msg {
-            Msg::Definitions(release, answer) => {
-                let Some(watched) = self.watched.get_mut(&release) else { return Ok(()) };
-                match answer {
-                    Ok(definitions) => (watched.definitions, watched.trouble) = (Some(definitions), None),
-                    Err(body) => watched.trouble = Some(body.message),
-                }
+        let input = match msg {
+            Msg::Definitions(release, answer) => Input::Definitions(release, answer.map_err(|body| body.message)),
+            Msg::Declared => Input::Declared,
+            Msg::Stopped(name) => {
+                self.wirings.remove(&name);
+                Input::Stopped(name)
             }
-            Msg::Declared => self.watch(cx),
-            Msg::Stopped(name) => drop(self.groups.remove(&name)),
-            Msg::Retire => {}
-        }
-        self.settle(cx);
+            Msg::Retire => Input::Retire,
+        };
+        self.step(cx, input);
         Ok(())
     }
 
     fn view(&self) -> Value {
-        let names: Vec<&String> = self.groups.keys().collect();
-        let trouble = self.watched.values().find_map(|watched| watched.trouble.as_ref());
+        let (names, trouble) = (self.core.running().collect::<Vec<&String>>(), self.core.trouble());
         let declared = &*self.setup.releases.declared();
         let lost = self.setup.commands.as_ref().map_or(0, |commands| commands.lost_log_bytes());
         json!({"release": self.setup.release, "declared": declared.scopes, "running": names, "trouble": trouble, "lost_log_bytes": lost})

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use muster_elector::{BootTime, ConfigRefusal, ElectorConfig, Term, Timekeeper};
 use muster_kernel::{Address, Slot};
 use muster_messages::wire::{LeaseRef, RunnerView};
-use muster_messages::{Action, CommandAction, Definition, LEVEL_RECONCILER, NodeId, Release};
+use muster_messages::{Action, CommandAction, Definition, NodeId, Release};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::action_slot::ActionSlot;
 use crate::candidates::{self, Memory};
 use crate::core::eligibility::EligibilityTiming;
+use crate::core::groups::Abilities;
 use crate::core::run::Run;
 use crate::member::LeaseTiming;
 use crate::participants::Views;
@@ -58,16 +59,20 @@ impl Setup {
         }
     }
 
-    /// What it can run for the reconcilers of a scope.
-    pub fn release_for(&self, scope: &str) -> Option<Release> {
-        self.releases.declared().of_scope(scope, &self.release)
-    }
-
     /// Refuses durations with which no candidate could be elected.
     pub fn validate(&self) -> Result<(), ConfigRefusal> {
         let lease = LeaseRef { namespace: String::new(), name: String::new() };
         let config: ElectorConfig = self.lease.config(lease, &self.member);
         config.validate()
+    }
+
+    /// What it can do for reconcilers, whatever their definitions.
+    pub(crate) fn abilities(&self) -> Abilities {
+        Abilities {
+            release: self.release.clone(),
+            handlers: self.handlers.keys().cloned().collect(),
+            others: self.objects || self.commands.is_some(),
+        }
     }
 
     /// Whether this process can carry out a definition.
@@ -87,12 +92,6 @@ impl Setup {
     fn allows(&self, command: &CommandAction) -> bool {
         let program = command.argv.first();
         self.commands.as_ref().is_some_and(|runner| program.is_some_and(|program| runner.allows(program)))
-    }
-
-    /// Whether this process could ever run a reconciler of this name.
-    pub(crate) fn may_run(&self, name: &str) -> bool {
-        let managers_own = name == LEVEL_RECONCILER;
-        self.handlers.contains_key(name) || !managers_own && (self.objects || self.commands.is_some())
     }
 }
 

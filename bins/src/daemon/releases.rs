@@ -6,7 +6,7 @@
 //! release = "1.2.0"      # or "none": nothing of the scope can be run on this machine
 //! ```
 //!
-//! Owns        the files as they were read last.
+//! Owns        the files as they were read last. [`core`] decides what follows from a look.
 //! Outputs     the declared releases, for the node's reconcilers; faults, in its view and in the log.
 //! Invariants  DECLARE-1  a file that cannot be used changes nothing: what it declared before stays until it can be used, or is gone.
 //!             DECLARE-2  nothing is run as the node's own release while a declaration for its scope may be there and is not known: before
@@ -21,8 +21,10 @@ use muster_messages::protocol::Named;
 use muster_reconciler::{Declared, Releases};
 use serde_json::{Value, json};
 
-use self::files::{Files, Found, declared, look};
+use self::core::{Looks, News};
+use self::files::{Files, look};
 
+mod core;
 mod files;
 
 /// A deployment waits for at most twice this.
@@ -48,10 +50,7 @@ pub struct ReleasesShell {
     releases: Releases,
     /// Outlive a crash: a successor without them would take a file with a fault for one that never declared anything.
     files: Slot<Files>,
-    found: Found,
-    begun: u64,
-    /// Looks completed since the actor started. The command line compares them: after two more, a file written before was read.
-    looks: u64,
+    looks: Looks,
 }
 
 /// The actor, and what it declares: until its first look has ended, nothing is known of any scope.
@@ -67,13 +66,12 @@ pub fn spec(directory: PathBuf, release: String) -> (Spec, Releases) {
 
 impl ReleasesShell {
     fn new(directory: PathBuf, release: String, releases: Releases, files: Slot<Files>) -> Self {
-        Self { directory, release, releases, files, found: Found::default(), begun: 0, looks: 0 }
+        Self { directory, release, releases, files, looks: Looks::default() }
     }
 
     /// One look at a time: a file system that hangs holds one thread.
     fn look(&mut self, cx: &Cx<Msg>) {
-        self.begun += 1;
-        cx.after(LOOK_TIMEOUT, Msg::Overdue(self.begun));
+        cx.after(LOOK_TIMEOUT, Msg::Overdue(self.looks.begin()));
         let (directory, known) = (self.directory.clone(), self.files.get().unwrap_or_default());
         cx.report(async move {
             let looked = tokio::task::spawn_blocking(move || look(&directory, &known)).await;
@@ -82,45 +80,30 @@ impl ReleasesShell {
     }
 
     fn take(&mut self, looked: Result<Files, String>) {
-        self.looks += 1;
-        let found = match looked {
-            Ok(files) => {
-                let found = declared(&files);
-                self.files.set(files);
-                if self.releases.declared().scopes != found.declared.scopes {
-                    tracing::info!(declared = %found.declared, "the declared releases changed");
-                }
-                self.releases.declare_all(found.declared.clone());
-                found
-            }
-            Err(why) => self.in_doubt(why),
-        };
-        self.show(found);
+        let news = self.looks.ended(&self.releases.declared(), looked.as_ref().map_err(String::clone));
+        if let Ok(files) = looked {
+            self.files.set(files);
+        }
+        self.declare(news);
     }
 
     /// The look in progress has not ended in time.
     fn overdue(&mut self, look: u64) {
-        if look > self.looks {
-            let (directory, limit) = (self.directory.display(), LOOK_TIMEOUT.as_secs());
-            let found = self.in_doubt(format!("{directory} was not read within {limit} s; its file system may hang"));
-            self.show(found);
+        let (directory, limit) = (self.directory.display(), LOOK_TIMEOUT.as_secs());
+        let why = format!("{directory} was not read within {limit} s; its file system may hang");
+        if let Some(news) = self.looks.overdue(look, &self.releases.declared(), why) {
+            self.declare(news);
         }
     }
 
-    /// DECLARE-2. What is declared stays. Any other scope may be declared, too.
-    fn in_doubt(&self, why: String) -> Found {
-        let declared = Declared { incomplete: true, ..Declared::clone(&self.releases.declared()) };
-        self.releases.declare_all(declared.clone());
-        Found { declared, faults: vec![why], ..Found::default() }
-    }
-
-    fn show(&mut self, found: Found) {
-        if found.faults != self.found.faults {
-            for fault in &found.faults {
-                tracing::warn!(%fault, "a declaration of a release cannot be used");
-            }
+    fn declare(&self, News { declared, changed, faults }: News) {
+        if changed {
+            tracing::info!(%declared, "the declared releases changed");
         }
-        self.found = found;
+        self.releases.declare_all(declared);
+        for fault in &faults {
+            tracing::warn!(%fault, "a declaration of a release cannot be used");
+        }
     }
 }
 
@@ -152,9 +135,9 @@ impl Shell for ReleasesShell {
             "release": self.release,
             "declared": declared.scopes,
             "incomplete": declared.incomplete,
-            "faults": self.found.faults,
-            "faulty": self.found.faulty,
-            "looks": self.looks,
+            "faults": self.looks.found().faults,
+            "faulty": self.looks.found().faulty,
+            "looks": self.looks.completed(),
         })
     }
 }
@@ -218,11 +201,11 @@ mod tests {
     fn look_that_does_not_end_leaves_every_scope_in_doubt() {
         let releases = Releases::default();
         let mut shell = shell("/etc/releases", (&releases, &Slot::new()));
-        shell.begun = 1;
+        shell.looks.begin();
         shell.take(Ok(Files::new()));
         shell.overdue(1);
         assert_eq!((of(&releases, "shop").as_str(), &shell.view()["faults"]), (OWN, &json!([])), "it has ended");
-        shell.begun = 2;
+        shell.looks.begin();
         shell.overdue(2);
         assert_eq!(of(&releases, "shop"), "in doubt");
         let faults = json!(["/etc/releases was not read within 10 s; its file system may hang"]);

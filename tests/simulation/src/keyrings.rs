@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use muster_autolock::core::{Autolock, Effect, Goal, Input};
 use muster_autolock::{FollowFault, Followed};
-use muster_manager::router::seals::command_of;
+use muster_manager::router::core::seals::command_of;
 use muster_messages::wire::PeerCall;
 use muster_messages::{
     AutoUnlock, AutolockChange, Change, Command, ErrorBody, ErrorCode, Moment, Principal, Revision, Role, Seal, Secret,
