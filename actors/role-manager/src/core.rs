@@ -345,7 +345,7 @@ pub fn conditions(tables: &Tables) -> BTreeMap<NodeId, Vec<Condition>> {
     for node in nodes {
         let Some(plan) = plan::bare(tables, node, &config) else { continue };
         let condition = Condition {
-            kind: queues::condition_kind(plan.wants).to_owned(),
+            kind: queues::condition_kind(plan.wants).into(),
             reason: plan.wait.reason,
             since: plan::since(tables, node, &plan),
             message: plan.wait.message,

@@ -1,6 +1,8 @@
 //! Decides whether a role change has settled. Pure: the caller asks.
 
-use muster_messages::{CertificateState, Condition, Generation, Liveness, NodeView, Role, WaitReason, word};
+use muster_messages::{
+    CertificateState, Condition, ConditionKind, Generation, Liveness, NodeView, Role, WaitReason, word,
+};
 
 /// The progress of a node's role change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +90,7 @@ pub fn remaining_work(node: &NodeView, wanted: Role) -> Option<String> {
 fn role_change(node: &NodeView) -> Option<&Condition> {
     // A differing reported name blocks nothing.
     let others = || node.conditions.iter().find(|c| c.reason != WaitReason::ReportedNameDiffers);
-    node.conditions.iter().find(|c| c.kind == "role_change").or_else(others)
+    node.conditions.iter().find(|c| c.kind == ConditionKind::RoleChange).or_else(others)
 }
 
 fn is_certified(node: &NodeView, wanted: Role) -> bool {

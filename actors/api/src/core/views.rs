@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    AuthorityOrigin, AutopilotPauseView, BlockedListView, CertificateView, ClusterView, Condition, DeclaredView,
-    DuplicateView, Duplicated, Event, EventView, EventsView, Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES,
-    MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord,
-    NodeView, PeerProblemKind, PeerProgress, QuorumView, ROOT_EXPIRES_SOON, RaftMemberView, RaftRole, RaftStatusView,
-    RaftView, Replica, RequestId, Revision, Role, RoleView, RootExpiryView, SelfView, StatusView, Tables, WaitReason,
-    WallTime,
+    AuthorityOrigin, AutopilotPauseView, BlockedListView, CertificateView, ClusterView, Condition, ConditionKind,
+    DeclaredView, DuplicateView, Duplicated, Event, EventView, EventsView, Liveness, MAX_DUPLICATES,
+    MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView,
+    NodeManagerView, NodeRecord, NodeView, PeerProblemKind, PeerProgress, QuorumView, ROOT_EXPIRES_SOON,
+    RaftMemberView, RaftRole, RaftStatusView, RaftView, Replica, RequestId, Revision, Role, RoleView, RootExpiryView,
+    SelfView, StatusView, Tables, WaitReason, WallTime,
 };
 use muster_store::MAX_EVENTS;
 
@@ -95,7 +95,7 @@ impl Source<'_> {
         let node = record.id;
         let mut conditions = self.roles.conditions.get(&node).cloned().unwrap_or_default();
         conditions.extend(self.doubts.duplicates.get(&node).map(|duplicated| Condition {
-            kind: "duplicate_identity".to_owned(),
+            kind: ConditionKind::DuplicateIdentity.into(),
             reason: WaitReason::DuplicateIdentity,
             message: format!(
                 "these processes use its identity: {}; stop the one on the copied data directory, empty that directory, and join it as a \
@@ -109,7 +109,7 @@ impl Source<'_> {
             |since| {
                 let message =
                     "its connection is lost; it is reported down once its heartbeats have been missing for long enough";
-                condition("contact", WaitReason::NoContact, message.to_owned(), *since)
+                condition(ConditionKind::Contact, WaitReason::NoContact, message.to_owned(), *since)
             },
         ));
         conditions.extend(self.tables().autopilot.drains.get(&node).map(|drain| {
@@ -117,7 +117,7 @@ impl Source<'_> {
             let replaced = if drain.replace { "; another node takes its place as manager" } else { "" };
             let message =
                 format!("in maintenance{until}{replaced}; it ends with `muster node undrain {}`", short(node));
-            condition("drained", WaitReason::Drained, message, drain.at)
+            condition(ConditionKind::Drained, WaitReason::Drained, message, drain.at)
         }));
         let reported = self.tables().reported.get(&node).filter(|reported| reported.name != record.name);
         conditions.extend(reported.map(|reported| {
@@ -129,15 +129,14 @@ impl Source<'_> {
                     format!("it reports the name {name}; to adopt it: `muster node rename {id} {name}`")
                 }
             };
-            condition("name", WaitReason::ReportedNameDiffers, message, reported.named_at)
+            condition(ConditionKind::Name, WaitReason::ReportedNameDiffers, message, reported.named_at)
         }));
         conditions.extend(self.progress(node).and_then(|p| p.problem.as_ref()).map(|problem| {
             let (kind, reason) = match problem.kind {
-                PeerProblemKind::SnapshotNotTaken => ("snapshot_not_taken", WaitReason::SnapshotNotTaken),
-                PeerProblemKind::StateDiverged => ("state_diverged", WaitReason::StateDiverged),
+                PeerProblemKind::SnapshotNotTaken => (ConditionKind::SnapshotNotTaken, WaitReason::SnapshotNotTaken),
+                PeerProblemKind::StateDiverged => (ConditionKind::StateDiverged, WaitReason::StateDiverged),
             };
-            let (kind, message) = (kind.to_owned(), problem.message.clone());
-            Condition { kind, reason, message, since: problem.since, retry_at: None }
+            condition(kind, reason, problem.message.clone(), problem.since)
         }));
         conditions
     }
@@ -260,8 +259,8 @@ fn expiring_root(tables: &Tables, now: WallTime) -> Option<RootExpiryView> {
     Some(RootExpiryView { root: muster_pki::root_id_of_pem(pem).ok()?, origin, not_after })
 }
 
-fn condition(kind: &str, reason: WaitReason, message: String, since: WallTime) -> Condition {
-    Condition { kind: kind.to_owned(), reason, message, since, retry_at: None }
+fn condition(kind: ConditionKind, reason: WaitReason, message: String, since: WallTime) -> Condition {
+    Condition { kind: kind.into(), reason, message, since, retry_at: None }
 }
 
 /// The first digits of an id: enough for every command.

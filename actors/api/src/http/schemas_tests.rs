@@ -49,8 +49,13 @@ fn rare_views_match_their_schemas() {
     all.check("OldKey", &OldKeyView { node, name: name.clone(), version, since: None });
     all.check("WorkloadHolder", &WorkloadHolderView { node, name: None, until: at });
     let (reason, message) = (WaitReason::CatchingUp, "m".to_owned());
-    let condition =
-        Condition { kind: "role_change".into(), reason, message: message.clone(), since: at, retry_at: None };
+    let condition = Condition {
+        kind: ConditionKind::RoleChange.into(),
+        reason,
+        message: message.clone(),
+        since: at,
+        retry_at: None,
+    };
     all.check("Condition", &condition);
     let wants = Wants::Manager;
     let pending = PendingView { node, name: name.clone(), wants, reason, message, since: at, retry_at: Some(at) };

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::{
-    Condition, Name, NodeId, PendingView, RoleView, SettleTimes, Tables, WaitReason, WallTime, Wants,
+    Condition, ConditionKind, Name, NodeId, PendingView, RoleView, SettleTimes, Tables, WaitReason, WallTime, Wants,
 };
 use serde::{Deserialize, Serialize};
 
@@ -107,7 +107,7 @@ impl Queues {
                 since: p.since,
                 retry_at: p.retry_at,
             });
-            let kind = condition_kind(p.wants).to_owned();
+            let kind = condition_kind(p.wants).into();
             conditions.entry(node).or_default().push(Condition {
                 kind,
                 reason: p.reason,
@@ -129,10 +129,10 @@ fn retries(reason: WaitReason) -> bool {
 }
 
 /// The `type` of a condition.
-pub(crate) fn condition_kind(wants: Wants) -> &'static str {
+pub(crate) fn condition_kind(wants: Wants) -> ConditionKind {
     match wants {
-        Wants::Removed => "removal",
-        Wants::Manager | Wants::Worker => "role_change",
+        Wants::Removed => ConditionKind::Removal,
+        Wants::Manager | Wants::Worker => ConditionKind::RoleChange,
     }
 }
 

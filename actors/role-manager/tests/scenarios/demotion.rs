@@ -323,5 +323,5 @@ fn conditions_follow_from_the_tables_without_a_leader() {
     let conditions = muster_role_manager::conditions(&world.tables);
     assert_eq!(conditions.len(), 1);
     assert_eq!(conditions[&id(4)][0].reason, WaitReason::WaitingForCertificate);
-    assert_eq!(conditions[&id(4)][0].kind, "role_change");
+    assert_eq!(conditions[&id(4)][0].kind, ConditionKind::RoleChange);
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    AuthorityOrigin, CertificateState, Condition, Liveness, Membership, Name, NodeId, NodeListView, NodeMayStopView,
-    NodeView, Role, StatusView, WaitReason, counted, word,
+    AuthorityOrigin, CertificateState, Condition, ConditionKind, Liveness, Membership, Name, NodeId, NodeListView,
+    NodeMayStopView, NodeView, Role, StatusView, WaitReason, counted, word,
 };
 
 use super::{stale_notice, when};
@@ -120,9 +120,10 @@ pub fn node(node: &NodeView) -> String {
     row("revision", node.revision.to_string());
     for condition in &node.conditions {
         let retry = condition.retry_at.map_or_else(String::new, |at| format!(", next try {}", when(at)));
-        let kind = match condition.kind.as_str() {
-            "duplicate_identity" => "duplicate",
-            kind @ ("contact" | "name") => kind,
+        let kind = match condition.kind.known() {
+            Some(ConditionKind::DuplicateIdentity) => "duplicate",
+            Some(ConditionKind::Contact) => "contact",
+            Some(ConditionKind::Name) => "name",
             _ => "pending",
         };
         let (reason, since) = (word(condition.reason), when(condition.since));

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::word::words;
 use crate::model::{
-    CertificateState, Generation, Liveness, Membership, Name, NodeId, RaftId, Revision, Role, WallTime,
+    CertificateState, Generation, Liveness, Membership, Name, NodeId, RaftId, Revision, Role, WallTime, Word,
 };
 
 /// Reasons for waiting: the fixed words of the contract.
@@ -52,11 +53,29 @@ pub enum Wants {
     Removed,
 }
 
+words! {
+    /// What a condition of a node is about.
+    ConditionKind {
+        /// The role that was requested is not held yet.
+        RoleChange => "role_change",
+        Removal => "removal",
+        DuplicateIdentity => "duplicate_identity",
+        /// Its connection is lost.
+        Contact => "contact",
+        /// It is in maintenance.
+        Drained => "drained",
+        /// It reports another name than its record has.
+        Name => "name",
+        SnapshotNotTaken => "snapshot_not_taken",
+        StateDiverged => "state_diverged",
+    }
+}
+
 /// A condition of a node, with the reason, its start, and the next retry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Condition {
     #[serde(rename = "type")]
-    pub kind: String,
+    pub kind: Word<ConditionKind>,
     pub reason: WaitReason,
     pub message: String,
     pub since: WallTime,
@@ -205,4 +224,31 @@ pub struct NodeRenamedView {
     pub before: Name,
     /// False: the node had this name already.
     pub changed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::Words;
+
+    /// Scripts compare these words, and a newer manager may send one that this build does not know.
+    #[test]
+    fn type_of_a_condition_is_its_word() {
+        let read = |kind: &str| {
+            let json =
+                json!({"type": kind, "reason": "drained", "message": "m", "since": WallTime(7), "retry_at": null});
+            let condition: Condition = serde_json::from_value(json.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&condition).unwrap(), json, "unchanged when it is passed on");
+            condition.kind
+        };
+        let words = ConditionKind::ALL.iter().map(|kind| kind.text());
+        let contract = "role_change removal duplicate_identity contact drained name snapshot_not_taken state_diverged";
+        assert_eq!(words.collect::<Vec<_>>().join(" "), contract);
+        for kind in ConditionKind::ALL {
+            assert_eq!(read(kind.text()), *kind);
+        }
+        assert_eq!(read("of_a_newer_release"), Word::Other("of_a_newer_release".to_owned()));
+    }
 }
