@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::{WAIT_LIMIT, World, eventually, eventually_so};
+use crate::harness::{WAIT_LIMIT, World, eventually, eventually_so, scenario_pause};
 use crate::sealed_disk::{key_lines, showing, token_secrets};
 
 /// Each change, with the milliseconds until a manager is killed: from before its keyring is written to after its Raft data was rewritten.
@@ -70,7 +70,7 @@ fn killed_managers_follow_each_change_of_the_key() {
         let victim = if n % 2 == 0 { world.leader_seen_by("n1") } else { names[n % 3].to_owned() };
         let answer = world.muster_insists(change);
         secrets.extend(answer["key"].as_str().map(str::to_owned));
-        std::thread::sleep(Duration::from_millis(delay)); // part of the injected fault, not a wait for a condition
+        scenario_pause("the time between the change and the kill", Duration::from_millis(delay));
         world.node(&victim).kill();
         started_again(&mut world, &victim);
         let status = all_follow(&world);

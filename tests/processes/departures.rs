@@ -11,7 +11,7 @@ use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, Liveness, Membership, NodeView, Role};
 use rustix::process::Signal;
 
-use crate::harness::{World, eventually, eventually_so};
+use crate::harness::{World, eventually, eventually_so, scenario_pause};
 use crate::roles::{facts, four};
 
 const MAX_DELAY: Duration = Duration::from_secs(5);
@@ -109,7 +109,7 @@ impl Departures {
         } else {
             self.world.node(&lost).signal(signal).exit(); // a process that is shutting down responds until it ends
         }
-        std::thread::sleep(delay); // part of the injected fault, not a wait for a condition
+        scenario_pause("the time between the fault and the departure", delay);
         if change == Change::Removal {
             self.world.node(&leaving).signal(Signal::CONT);
         }

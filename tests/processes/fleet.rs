@@ -23,7 +23,9 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::harness::{EndedMuster, Follower, ForegroundMuster, WAIT_MS, World, eventually, eventually_so};
+use crate::harness::{
+    EndedMuster, Follower, ForegroundMuster, WAIT_MS, World, eventually, eventually_so, scenario_pause,
+};
 
 const AGENTS: usize = 200;
 const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
@@ -159,7 +161,7 @@ impl Observer {
                     let shown = list.items.into_iter().filter(|node| node.state == Liveness::Down);
                     down.extend(shown.map(|node| node.name.to_string()));
                 }
-                std::thread::park_timeout(Duration::from_millis(50));
+                scenario_pause("the interval of looks", Duration::from_millis(50));
             }
             (snapshots, down)
         });

@@ -6,7 +6,7 @@ use muster_messages::wire::Request;
 use muster_messages::{Liveness, NodeView, Role};
 use rustix::process::Signal;
 
-use crate::harness::{EndedMuster, World, Writer, assert_kept, eventually, eventually_so};
+use crate::harness::{EndedMuster, World, Writer, assert_kept, eventually, eventually_so, scenario_pause};
 
 /// A running cluster and a writer that writes the labels of its own node n1.
 fn writing(world: &World, managers: &[&str]) -> Writer {
@@ -173,7 +173,7 @@ fn managers_that_stood_still_keep_their_sessions() {
         for name in names {
             world.node(name).freeze();
         }
-        std::thread::sleep(still); // the fault itself, not a wait
+        scenario_pause("the machine stands still", still);
         for name in names {
             world.node(name).signal(Signal::CONT);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_messages::{AuthorityState, RootId};
 use serde_json::Value;
 
-use crate::harness::{EndedMuster, World, eventually, eventually_so};
+use crate::harness::{EndedMuster, World, eventually, eventually_so, scenario_pause};
 use crate::rotation::{roots, state, trusted_by};
 use crate::sealed_disk::{key_lines, showing};
 
@@ -30,7 +30,7 @@ fn killed_meanwhile(world: &mut World, step: &[&str], other: &str, delay: u64) -
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         EndedMuster::new(&folder, &words)
     });
-    std::thread::sleep(Duration::from_millis(delay)); // part of the injected fault, not a wait for a condition
+    scenario_pause("the time between the request and the kills", Duration::from_millis(delay));
     for name in [leader.as_str(), other] {
         world.node(name).kill();
     }

@@ -11,7 +11,7 @@ use muster_store::backup;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::harness::{ForegroundMuster, World, eventually_so};
+use crate::harness::{ForegroundMuster, World, eventually_so, scenario_pause};
 
 const NODES: u32 = 10_000;
 /// How long processor time is counted.
@@ -56,7 +56,7 @@ fn processor_time(pid: i32) -> Duration {
 /// The part of a processor that it used within [`SPAN`].
 fn load(pid: i32) -> f64 {
     let (before, begun) = (processor_time(pid), Instant::now());
-    std::thread::sleep(SPAN);
+    scenario_pause("the span of the measurement", SPAN);
     let used = processor_time(pid).saturating_sub(before);
     100.0 * used.as_secs_f64() / begun.elapsed().as_secs_f64()
 }

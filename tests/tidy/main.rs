@@ -14,6 +14,7 @@ mod sources;
 mod texts;
 mod tiers;
 mod units;
+mod waits;
 mod words;
 
 use std::path::{Path, PathBuf};

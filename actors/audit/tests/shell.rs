@@ -34,7 +34,7 @@ impl Disk {
 impl Sink for Disk {
     fn run(&mut self, job: &Job) -> io::Result<()> {
         while self.hangs.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::park_timeout(Duration::from_millis(5));
         }
         if self.fails.load(Ordering::Relaxed) {
             return Err(io::Error::other("no space left"));

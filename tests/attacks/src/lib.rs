@@ -6,6 +6,7 @@
 //! - [`flood`]: garbage, oversized frames, half-open connections and more, while others join.
 //! - [`rush`]: 100,000 well-formed requests of one client, while another client works.
 //! - [`siege`]: the worst combined attack with one certificate, while an operator works.
+//! - [`pause`]: real time that passes because that is the scenario.
 //! - [`watch`]: an attack's costs: memory, log lines, leadership.
 //!
 //! Loopback only; every loop is bounded by a number or a time.
@@ -18,6 +19,7 @@ pub mod cluster;
 pub mod daemon;
 pub mod flood;
 pub mod manager;
+pub mod pause;
 pub mod rush;
 pub mod siege;
 pub mod watch;

@@ -21,9 +21,10 @@ use muster_messages::{
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::caller::{ANSWER_TIMEOUT, Caller};
+use crate::pause::scenario_pause;
 
 /// Limits per address count the attackers apart from the nodes that join meanwhile.
 const ATTACKERS_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
@@ -171,7 +172,7 @@ impl Siege {
                         let (done, refused) = one.once(&over).await;
                         one.count((done, refused));
                         if done == 0 {
-                            sleep(REFUSED_PAUSE).await;
+                            scenario_pause("it was refused", REFUSED_PAUSE).await;
                         }
                     }
                 });
@@ -332,7 +333,7 @@ impl SiegeTask {
             Some(())
         };
         let _either = timeout(HOLD_TIME, sending).await;
-        sleep(HOLD_TIME).await;
+        scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
         Some((sent, 0))
     }
 
@@ -354,7 +355,7 @@ impl SiegeTask {
         let namespace = &self.attacker.namespace;
         let watch = format!("GET /apis/coordination.k8s.io/v1/namespaces/{namespace}/leases?watch=1");
         stream.write_all(format!("{}\r\n", self.head(&watch)).as_bytes()).await.ok()?;
-        sleep(HOLD_TIME).await;
+        scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
         Some((1, 0))
     }
 
@@ -365,12 +366,12 @@ impl SiegeTask {
                 let mut stream = caller.tls().await.ok()?;
                 stream.write_all(&60_000_u32.to_be_bytes()).await.ok()?;
                 stream.write_all(&[1; 59_000]).await.ok()?;
-                sleep(HOLD_TIME).await;
+                scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
             }
             1 => {
                 let mut stream = self.http()?.tls().await.ok()?;
                 stream.write_all(self.head("GET /v1/nodes").as_bytes()).await.ok()?;
-                sleep(HOLD_TIME).await;
+                scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
             }
             _ => {
                 let mut stream = self.http()?.tls().await.ok()?;
@@ -378,7 +379,7 @@ impl SiegeTask {
                 let head = format!("{}content-length: 60000\r\n\r\n", self.head(&path));
                 stream.write_all(head.as_bytes()).await.ok()?;
                 stream.write_all(&[b' '; 59_000]).await.ok()?;
-                sleep(HOLD_TIME).await;
+                scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
             }
         }
         Some((1, 0))

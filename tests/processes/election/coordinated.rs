@@ -22,7 +22,7 @@ use super::candidate::{Candidate, Entry, Leftovers};
 use super::played::{ChildProgram, TermHandling, words};
 use super::records::Records;
 use super::server::{Change, changes, tenures};
-use crate::harness::{WAIT_LIMIT, World, eventually};
+use crate::harness::{WAIT_LIMIT, World, eventually, scenario_pause_async};
 
 /// No lease expires here, however slow this machine is.
 const LEASE_DURATION: Duration = Duration::from_secs(30);
@@ -133,7 +133,7 @@ async fn two_candidates_start(
     let begun = Instant::now();
     let first = Versioned::start(world.socket("n1"), &lease, versions.0, &tell).await;
     first.announced().await;
-    tokio::time::sleep(Duration::from_millis(apart)).await; // part of the scenario, not a wait
+    scenario_pause_async("the time between the candidates' starts", Duration::from_millis(apart)).await;
     let second = Versioned::start(world.socket("n2"), &lease, versions.1, &tell).await;
     second.announced().await;
     let in_time = begun.elapsed() < ARRIVAL_WINDOW;
@@ -142,7 +142,7 @@ async fn two_candidates_start(
         println!("{leader} leads {:?} after the first was started", at - begun);
         let best = format!("v1.29.0-of-{}", lease.name);
         assert_eq!(leader, best);
-        tokio::time::sleep(QUIET_PERIOD).await;
+        scenario_pause_async("no other election follows", QUIET_PERIOD).await;
         let log = log(client, &lease).await;
         assert_eq!((names(&log), log.len()), (vec![best], 2), "elected and taken up, nothing else: {log:?}");
         assert!(led.try_recv().is_err());
@@ -191,7 +191,7 @@ fn better_version_takes_over_with_one_handover() {
             let older = Versioned::start(world.socket("n2"), &lease, "1.29.0", &tell).await;
             let (other, at) = next(&mut led).await;
             took.push(at - begun);
-            tokio::time::sleep(QUIET_PERIOD).await;
+            scenario_pause_async("no other election follows", QUIET_PERIOD).await;
             let log = log(&mut client, &lease).await;
             assert_eq!(names(&log), [one, other.clone()]);
             assert_eq!(other, format!("v1.29.0-of-{}", lease.name));

@@ -120,10 +120,8 @@ fn record(folder: &Path, stubborn: bool) {
     runtime.block_on(async {
         let mut reported = signal(SignalKind::terminate()).expect("signals can be heard");
         loop {
-            let ends = tokio::select! {
-                _ = reported.recv() => !stubborn,
-                () = tokio::time::sleep(RECORD_INTERVAL) => false,
-            };
+            let asked = tokio::time::timeout(RECORD_INTERVAL, reported.recv()).await.is_ok();
+            let ends = asked && !stubborn;
             let word = if ends { "end" } else { "alive" };
             let now = BootTime.now();
             writeln!(file, "{word} {}", now.0).expect("it can be written");

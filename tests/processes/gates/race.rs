@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::barrier::{Answer, Barrier, HeldWrite, is_admission, is_restriction};
 use super::record::{self, CheckContext, events};
 use super::{managers_of, rng};
-use crate::harness::WAIT_LIMIT;
+use crate::harness::{WAIT_LIMIT, scenario_pause_async};
 
 /// Concurrent races, each with a reconciler and scope of its own.
 const RACES: u64 = 4;
@@ -100,7 +100,7 @@ impl Race {
                     Ok(answer) => return serde_json::from_str(&answer).expect("answers are JSON"),
                     Err(error) => {
                         assert!(error.code != ErrorCode::Invalid && error.code != ErrorCode::Conflict, "{error}");
-                        tokio::time::sleep(RETRY_INTERVAL).await;
+                        scenario_pause_async("the operator tries again", RETRY_INTERVAL).await;
                     }
                 }
             }
@@ -199,7 +199,7 @@ async fn release_held(first: HeldWrite, second: HeldWrite, gap: Gap, behind: Dur
     let mut answered = None;
     match gap {
         Gap::None => {}
-        Gap::Short => tokio::time::sleep(behind).await,
+        Gap::Short => scenario_pause_async("the time between the writes", behind).await,
         Gap::Whole => answered = Some(await_answer(&mut first).await),
     }
     let mut second = second.release_held();

@@ -3,7 +3,7 @@
 //! Invariants  HARNESS-1  whatever happens to a test, its processes end and its folder goes: dropping a [`World`] kills
 //!                        them, and a test process that dies takes them along (`MUSTER_DIE_WITH_PARENT`).
 //!             HARNESS-2  no wait for a condition is for a fixed time: its deadline is far above any budget. Fixed are only pauses
-//!                        that are themselves the scenario.
+//!                        that are themselves the scenario, each with its reason (`scenario_pause`).
 //!
 //! The kernel ties a child to the *thread* that started it, so nodes are started from the test's own thread.
 
@@ -11,6 +11,7 @@ mod follower;
 mod lead;
 mod network;
 mod node;
+mod pause;
 mod permit;
 mod ran;
 mod restored;
@@ -24,6 +25,7 @@ pub use muster_local_cluster::eventually;
 pub use self::follower::{Follower, WAIT_MS};
 pub use self::network::Network;
 pub use self::node::Node;
+pub use self::pause::{scenario_pause, scenario_pause_async};
 pub use self::permit::{Permit, exclusive_use, permit, share};
 pub use self::ran::{EndedMuster, ForegroundMuster, muster};
 pub use self::timing::{SLOW_HEARTBEAT, SLOW_RAFT_TIMING};

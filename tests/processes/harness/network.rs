@@ -238,7 +238,7 @@ mod tests {
     use std::net::TcpStream as StdStream;
 
     use super::*;
-    use crate::harness::WAIT_LIMIT;
+    use crate::harness::{WAIT_LIMIT, scenario_pause};
 
     /// This process is n1 and dials n2, a thread that echoes.
     fn echo() -> (Network, SocketAddr) {
@@ -305,7 +305,7 @@ mod tests {
         assert!(begun.elapsed() >= delay * 4, "connected, there and back");
         let begun = Instant::now();
         stream.write_all(b"x").unwrap();
-        std::thread::sleep(delay / 2);
+        scenario_pause("more follows on the same link", delay / 2);
         stream.write_all(b"y").unwrap();
         stream.read_exact(&mut [0; 2]).unwrap();
         assert!(begun.elapsed() >= delay * 2 + delay / 2);

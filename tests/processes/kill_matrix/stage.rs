@@ -11,7 +11,7 @@ use super::kinds::{
 };
 use super::snapshot::{Tree, is_new, missing, started_by_actor, tops, tree_of};
 use super::work::{Fixtures, Work};
-use crate::harness::{WAIT_LIMIT, World, between_checks};
+use crate::harness::{WAIT_LIMIT, World, between_checks, scenario_pause};
 
 pub const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
 
@@ -118,7 +118,7 @@ impl Stage {
     /// killed and restarted, the tree shows old children below the new group.
     fn settled_picture(&self) -> Result<Picture, String> {
         let first = self.snapshot()?;
-        std::thread::park_timeout(PICTURE_INTERVAL);
+        scenario_pause("two pictures must agree", PICTURE_INTERVAL);
         let second = self.snapshot()?;
         let lives = |picture: &Picture, node: &str| -> Vec<(String, (u64, String))> {
             picture.trees[node].iter().map(|(path, seen)| (path.clone(), seen.life.clone())).collect()

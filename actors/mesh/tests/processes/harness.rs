@@ -146,7 +146,7 @@ impl Node {
                 assert!(status.success(), "node {} failed: see its stderr", self.number);
                 return;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::park_timeout(Duration::from_millis(5));
         }
         self.kill();
         panic!("node {} did not finish", self.number);

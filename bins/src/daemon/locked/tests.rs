@@ -126,7 +126,7 @@ async fn locked_daemon_serves_its_socket_until_it_is_unlocked() {
                 Ok(status) => break status,
                 Err(why) => assert!(std::time::Instant::now() < deadline, "its socket does not answer: {why:?}"),
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            muster_local_cluster::pause().await;
         };
         assert!(status.locked && status.version == Revision(5), "{status:?}");
         let refused = client.call(Request::NodeList { fresh: false }).await.unwrap_err();

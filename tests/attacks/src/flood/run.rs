@@ -10,13 +10,14 @@ use muster_messages::Role;
 use muster_messages::wire::Request;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::connection::connection;
 use super::{Door, Flood, Kind, Who};
 use crate::caller::Caller;
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
+use crate::pause::scenario_pause;
 use crate::watch::{LogMark, Logged, open_files, rss_kib};
 
 /// Maximum number of concurrent connection attempts of one flood.
@@ -143,7 +144,7 @@ async fn attack(flood: Flood, caller: Caller, until: Instant, tally: Arc<Tally>)
                     tally.bytes.fetch_add(done.bytes, Ordering::Relaxed);
                     tally.requests.fetch_add(done.requests, Ordering::Relaxed);
                 }
-                sleep(RECONNECT_DELAY).await;
+                scenario_pause("the rate of one attacker", RECONNECT_DELAY).await;
             }
         });
     }
@@ -162,7 +163,7 @@ async fn sample(pid: i32, until: Instant) -> (u64, usize) {
     let mut most = (0, 0);
     while Instant::now() < until {
         most = (most.0.max(rss_kib(pid).unwrap_or(0)), most.1.max(open_files(pid)));
-        sleep(Duration::from_millis(100)).await;
+        scenario_pause("the interval of samples", Duration::from_millis(100)).await;
     }
     most
 }
@@ -174,8 +175,8 @@ type Joins = (Vec<Duration>, Vec<String>, Vec<String>);
 async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: HonestLoad) -> Outcome<Joins> {
     let (mut took, mut failed, mut slow) = (Vec::new(), Vec::new(), Vec::new());
     let (seed, token) = (cluster.node(victim).listen.to_string(), cluster.token(Role::Worker).await?);
-    // At least one join, however short the flood; the first once the flood has begun.
-    sleep(meanwhile.join_every.min(Duration::from_millis(300))).await;
+    // At least one join, however short the flood.
+    scenario_pause("the flood has begun", meanwhile.join_every.min(Duration::from_millis(300))).await;
     let mut number = 0;
     while Instant::now() < until || number == 0 {
         number += 1;
@@ -201,7 +202,8 @@ async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: Hones
         }
         let _gone = std::fs::remove_dir_all(&node.folder);
         let _gone = std::fs::remove_file(&node.log_file);
-        tokio::time::sleep_until(next.min(until)).await;
+        let left = next.min(until).saturating_duration_since(Instant::now());
+        scenario_pause("the interval of joins", left).await;
     }
     Ok((took, failed, slow))
 }

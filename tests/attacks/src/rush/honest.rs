@@ -10,12 +10,13 @@ use muster_messages::protocol::Service;
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{FencingToken, RequestId, Role, SessionId};
 use serde_json::Value;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::join;
 use super::{ANSWER_TIMEOUT, Door};
 use crate::caller::Caller;
 use crate::cluster::Cluster;
+use crate::pause::scenario_pause;
 
 /// Delay between two requests, and between two joins: an address may join 20 times a second.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(10);
@@ -94,7 +95,7 @@ impl Honest {
             if over.load(Ordering::Relaxed) {
                 break;
             }
-            sleep(REQUEST_INTERVAL).await;
+            scenario_pause("the rate of an honest client", REQUEST_INTERVAL).await;
         }
         if let Some(joins) = joins {
             let (joined, not) = joins.await.unwrap_or_default();
@@ -115,7 +116,7 @@ async fn join_all(caller: Caller, requests: Vec<join::Request>, over: Arc<Atomic
         if over.load(Ordering::Relaxed) {
             break;
         }
-        sleep(JOIN_INTERVAL).await;
+        scenario_pause("an address may join only so often", JOIN_INTERVAL).await;
     }
     (took, failed)
 }

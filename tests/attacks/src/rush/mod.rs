@@ -18,11 +18,12 @@ use muster_client::{Failure, Outcome};
 use muster_messages::protocol::Service;
 use muster_messages::{ErrorBody, Role};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use self::honest::Honest;
 use crate::caller::Caller;
 use crate::cluster::Cluster;
+use crate::pause::scenario_pause;
 use crate::watch::rss_kib;
 
 /// The loaded endpoint.
@@ -166,7 +167,7 @@ async fn sample(pid: i32, over: Arc<AtomicBool>) -> u64 {
     let mut most = 0;
     while !over.load(Ordering::Relaxed) {
         most = most.max(rss_kib(pid).unwrap_or(0));
-        sleep(Duration::from_millis(20)).await;
+        scenario_pause("the interval of samples", Duration::from_millis(20)).await;
     }
     most
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use muster_attacks::caller::{ANSWER_TIMEOUT, Caller};
 use muster_attacks::cluster::Cluster;
+use muster_attacks::pause::scenario_pause;
 use muster_client::Connection;
 use muster_kernel::Clock;
 use muster_messages::protocol::{NodeCredentials, Service};
@@ -14,7 +15,7 @@ use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRef, LeaseRequest, Request}
 use muster_messages::{FencingToken, RequestId, Revision, Role, SessionId, UserKind};
 use serde_json::Value;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::sieges::becomes;
 
@@ -61,7 +62,7 @@ async fn fill_history(cluster: &Cluster, at: &str, who: &NodeCredentials) {
                         times += 1;
                     }
                 }
-                sleep(REFUSED_PAUSE).await;
+                scenario_pause("it was refused", REFUSED_PAUSE).await;
             }
         });
     }
@@ -83,7 +84,7 @@ impl Attack {
             readers.spawn(async move {
                 while !over.load(Ordering::Relaxed) {
                     let _broken = read(&caller, &over, &pages).await;
-                    sleep(REFUSED_PAUSE).await;
+                    scenario_pause("it was refused", REFUSED_PAUSE).await;
                 }
             });
         }

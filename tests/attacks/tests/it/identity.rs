@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use muster_attacks::caller::{Caller, HandshakeError};
 use muster_attacks::cluster::{Cluster, until};
 use muster_client::{CallError, Connection};
+use muster_local_cluster::pause;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{CrashHow, ErrorCode, NodeId, RefusalReason, RequestId, Revision, Role, UserKind};
@@ -169,7 +170,7 @@ async fn is_disconnected(connection: &mut Connection) {
             begun.elapsed() < MAX_SERVED_AFTER_REVOCATION,
             "still served after {MAX_SERVED_AFTER_REVOCATION:?}: {call:?}"
         );
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        pause().await;
     }
 }
 

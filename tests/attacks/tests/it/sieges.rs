@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use muster_attacks::cluster::{Cluster, until};
+use muster_attacks::pause::scenario_pause;
 use muster_attacks::siege::{Attacker, Machine, Siege, SiegeKind};
 use muster_attacks::watch::rss_kib;
 use muster_messages::wire::Request;
@@ -46,7 +47,7 @@ pub async fn becomes(cluster: &Cluster, name: &str, role: Role) -> Duration {
     let membership = if role == Role::Manager { Membership::Voter } else { Membership::None };
     let right = |node: &NodeView| node.role == role && node.membership == membership && node.conditions.is_empty();
     until("its role is changed", async || {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        scenario_pause("a look has a cost under siege", Duration::from_millis(20)).await;
         Ok(cluster.seen("n1", name).await?.filter(right))
     })
     .await
@@ -97,7 +98,7 @@ fn sampled(cluster: &Cluster) -> (Samples, JoinHandle<()>) {
         loop {
             let now = pids.iter().map(|pid| rss_kib(*pid).unwrap_or(0)).collect();
             kept.lock().unwrap_or_else(PoisonError::into_inner).push((begun.elapsed(), now));
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            scenario_pause("the interval of samples", Duration::from_millis(500)).await;
         }
     });
     (samples, sampling)
