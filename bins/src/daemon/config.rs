@@ -313,37 +313,10 @@ pub fn load(args: Args) -> Result<Config, BadConfig> {
 pub fn read(args: Args) -> (Config, Faults) {
     let mut faults = Faults::default();
     let mut file = args.config.as_deref().map(|path| faults.read(path, args.again)).unwrap_or_default();
-    faults.set_elsewhere([
-        ("data_dir", args.data_dir.is_some()),
-        ("listen", args.listen.is_some()),
-        ("advertise", args.advertise.is_some()),
-        ("name", args.name.is_some()),
-        ("init", args.init.is_some()),
-        ("cluster_name", args.cluster_name.is_some()),
-        ("join", !args.join.is_empty()),
-        ("token", args.token.is_some() || args.token_file.is_some()),
-        ("token_file", args.token.is_some() || args.token_file.is_some()),
-        ("release", args.release.is_some()),
-        ("metrics", args.metrics.is_some()),
-        ("socket", args.socket.is_some()),
-        ("workload_socket", args.workload_socket.is_some()),
-        ("unlock_key_file", args.unlock_key_file.is_some()),
-        ("log", args.log.is_some()),
-    ]);
+    faults.set_elsewhere(set_elsewhere(&args));
     let settings = file.take_settings();
-    let data_dir = args.data_dir.or(file.data_dir);
-    if data_dir.is_none() && faults.may_be_missing("data_dir") {
-        faults.add("data_dir", "--data-dir DIR is required: where this node keeps its data");
-    }
-    // Relative to where the daemon starts. A command that gets a path of it may run elsewhere.
-    let data_dir = match data_dir.as_deref().map(std::path::absolute) {
-        Some(Ok(absolute)) => absolute,
-        Some(Err(why)) => {
-            faults.add("data_dir", format!("--data-dir {}: {why}", data_dir.unwrap_or_default().display()));
-            PathBuf::new()
-        }
-        None => PathBuf::new(),
-    };
+    let given_token = given_token(&args, &file);
+    let data_dir = absolute_data_dir(args.data_dir.or(file.data_dir), &mut faults);
     let listen = args.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4400".to_owned());
     faults.check("listen", host_and_port("--listen", &listen));
     let advertise = args.advertise.or(file.advertise);
@@ -363,27 +336,12 @@ pub fn read(args: Args) -> (Config, Faults) {
     for addr in &join {
         faults.check("join", host_and_port("--join", addr));
     }
-    let mut labels = file.labels.unwrap_or_default();
-    for label in &args.labels {
-        match label.split_once('=') {
-            Some((key, value)) => drop(labels.insert(key.to_owned(), value.to_owned())),
-            None => faults.add_flag("labels", format!("--label {label:?}: write it as K=V")),
-        }
-    }
-    let token = |flag: bool| args.token.clone().filter(|_| args.token_flags.token == flag);
-    let token_file = |flag: bool| args.token_file.clone().filter(|_| args.token_flags.token_file == flag);
-    let flags = Pair { token: token(true), file: token_file(true) };
-    if flags.token.is_some() && flags.file.is_some() {
+    let labels = labels(file.labels.unwrap_or_default(), &args.labels, &mut faults);
+    if given_token.flags.token.is_some() && given_token.flags.file.is_some() {
         faults.add("token", "--token and --token-file: give one of them");
     }
-    let given = Given {
-        flags,
-        environment: Pair { token: token(false), file: token_file(false) },
-        file: Pair { token: file.token, file: file.token_file },
-        credentials: args.credentials,
-    };
     // It is needed for the start alone.
-    let token = if args.again { Token::default() } else { given.found() };
+    let token = if args.again { Token::default() } else { given_token.found() };
     let init = args.init.or(file.init).unwrap_or(false);
     if init && !join.is_empty() {
         faults.add("init", "--init founds a cluster and --join joins one: give one of them");
@@ -417,16 +375,78 @@ pub fn read(args: Args) -> (Config, Faults) {
         print_plan: args.print_plan,
         settings,
     };
+    check_paths(&config, &mut faults);
+    (config, faults)
+}
+
+/// The keys that flags or the environment set.
+fn set_elsewhere(args: &Args) -> [(&'static str, bool); 15] {
+    [
+        ("data_dir", args.data_dir.is_some()),
+        ("listen", args.listen.is_some()),
+        ("advertise", args.advertise.is_some()),
+        ("name", args.name.is_some()),
+        ("init", args.init.is_some()),
+        ("cluster_name", args.cluster_name.is_some()),
+        ("join", !args.join.is_empty()),
+        ("token", args.token.is_some() || args.token_file.is_some()),
+        ("token_file", args.token.is_some() || args.token_file.is_some()),
+        ("release", args.release.is_some()),
+        ("metrics", args.metrics.is_some()),
+        ("socket", args.socket.is_some()),
+        ("workload_socket", args.workload_socket.is_some()),
+        ("unlock_key_file", args.unlock_key_file.is_some()),
+        ("log", args.log.is_some()),
+    ]
+}
+
+/// Relative to where the daemon starts. A command that gets a path of it may run elsewhere.
+fn absolute_data_dir(given: Option<PathBuf>, faults: &mut Faults) -> PathBuf {
+    if given.is_none() && faults.may_be_missing("data_dir") {
+        faults.add("data_dir", "--data-dir DIR is required: where this node keeps its data");
+    }
+    match given.as_deref().map(std::path::absolute) {
+        Some(Ok(absolute)) => absolute,
+        Some(Err(why)) => {
+            faults.add("data_dir", format!("--data-dir {}: {why}", given.unwrap_or_default().display()));
+            PathBuf::new()
+        }
+        None => PathBuf::new(),
+    }
+}
+
+/// Those of the file, and of the flags: a flag counts.
+fn labels(mut labels: BTreeMap<String, String>, flags: &[String], faults: &mut Faults) -> BTreeMap<String, String> {
+    for label in flags {
+        match label.split_once('=') {
+            Some((key, value)) => drop(labels.insert(key.to_owned(), value.to_owned())),
+            None => faults.add_flag("labels", format!("--label {label:?}: write it as K=V")),
+        }
+    }
+    labels
+}
+
+fn given_token(args: &Args, file: &File) -> Given {
+    let token = |flag: bool| args.token.clone().filter(|_| args.token_flags.token == flag);
+    let token_file = |flag: bool| args.token_file.clone().filter(|_| args.token_flags.token_file == flag);
+    Given {
+        flags: Pair { token: token(true), file: token_file(true) },
+        environment: Pair { token: token(false), file: token_file(false) },
+        file: Pair { token: file.token.clone(), file: file.token_file.clone() },
+        credentials: args.credentials.clone(),
+    }
+}
+
+/// They are printed, logged and handed to commands as text.
+fn check_paths(config: &Config, faults: &mut Faults) {
     let paths = [("data_dir", Some(&config.data_dir)), ("socket", Some(&config.socket))];
     let optional =
         [("workload_socket", config.workload_socket.as_ref()), ("unlock_key_file", config.unlock_key_file.as_ref())];
     for (key, path) in paths.into_iter().chain(optional) {
-        // They are printed, logged and handed to commands as text.
         if let Some(path) = path.filter(|path| path.to_str().is_none()) {
             faults.add(key, format!("{key} {}: a path must be UTF-8", path.display()));
         }
     }
-    (config, faults)
 }
 
 const OFF: &str = "off";

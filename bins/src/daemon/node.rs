@@ -1,23 +1,25 @@
 //! The tree of a node: gateway, agent, api, and the switch of the manager runtime. Wiring only.
 
+mod wire;
+
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use muster_agent::{AgentPorts, AgentSetup, NodeMemory, SessionStatus, agent_address, agent_spec, trouble_of};
-use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
+use muster_agent::{AgentPorts, NodeMemory, SessionStatus, agent_spec};
+use muster_api::{AdminSocket, ApiShell, ManagerPorts, Service as Api};
 use muster_gateway::{Dialer, Gateway, KnownManagers, LocalReplica, Port, Services};
 use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
-use muster_messages::wire::{ActorsAsk, Starts};
+use muster_messages::wire::Starts;
 use muster_messages::{AutoUnlock, NodeId, Principal, Role, Trouble};
 use muster_pki::IdentityStore;
 use muster_reconciler::{Reconcilers, Releases};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, watch};
 
-use super::audit;
-use super::boot::{Booted, Exit, boot};
+use self::wire::{Wired, wire};
+use super::boot::{Exit, boot};
 use super::commands::Allowed;
 use super::config::Config;
 use super::feature_level;
@@ -216,169 +218,6 @@ fn cannot_listen(addr: &str, why: &std::io::Error) -> String {
         _ => "",
     };
     format!("cannot listen on {addr}: {why}{help}")
-}
-
-struct Wired {
-    shared: Shared,
-    agent: Address<muster_agent::Msg>,
-    agent_ports: AgentPorts,
-    gateway: Address<muster_gateway::Msg>,
-    /// The audit log's actor, if a log is configured.
-    audit: Option<audit::Child>,
-}
-
-fn wire(
-    config: Config,
-    (advertise, unlocks_by): (String, AutoUnlock),
-    booted: Booted,
-    tree: Tree,
-) -> Result<Wired, Exit> {
-    let Booted { memory, credentials, founding, raft, incompatible } = booted;
-    let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
-    let local = memory.load()?;
-    let booted_in = credentials.identity.incarnation;
-    // The start is written when a manager runtime begins: a worker with a full disk keeps serving. An unreadable file fails here.
-    let _readable = memory.store().load_starts()?;
-    let instance = rand::random();
-    let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
-    let config = Arc::new(config);
-    let dialer = Dialer::new(credentials.subscribe());
-
-    let mut seeds = config.join.clone();
-    // It may be the only manager: its agent must find its own host.
-    if role == Role::Manager {
-        seeds.push(advertise.clone());
-    }
-    let mut known = local.managers.clone();
-    known.extend(seeds.iter().filter(|s| !local.managers.contains(s)).cloned());
-    let managers = KnownManagers::new(known);
-
-    let agent = agent_address();
-    let gateway: Address<muster_gateway::Msg> = Address::new(1024);
-    let manager = Arc::new(watch::Sender::new(None));
-    let raft_trouble = Arc::new(watch::Sender::new(None));
-    let too_old = Arc::new(watch::Sender::new(None));
-    let trouble = Arc::new(OnceLock::new());
-    let workloads_known = workloads::Known::default();
-
-    let services = Services::new();
-    services.close_to_others(local.admission_closed);
-    let (audit, audit_child) = audit::log(&config, me);
-    let facts = {
-        let (services, audit) = (services.clone(), audit.clone());
-        let (config, managers, credentials) = (Arc::clone(&config), managers.clone(), credentials.subscribe());
-        let (trouble, raft_trouble) = (Arc::clone(&trouble), raft_trouble.subscribe());
-        let too_old: watch::Receiver<Option<String>> = too_old.subscribe();
-        move || {
-            let credentials = credentials.borrow();
-            let reported: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
-            let reported = reported.and_then(|t| t.borrow().as_ref().map(|t| t.reason.into()));
-            let unaudited = || audit.trouble();
-            let closed = || services.is_closed_to_others().then_some(Trouble::AdmissionClosed);
-            let too_old = too_old.borrow().clone().map(Trouble::FeatureLevelTooLow);
-            NodeFacts {
-                id: me,
-                name: muster_messages::Name::sanitized(&config.name),
-                role: credentials.identity.node().map_or(Role::Worker, |(_, role)| role),
-                managers: managers.get(),
-                cluster: credentials.identity.cluster.to_string(),
-                root_pem: credentials.root_pem.clone(),
-                trouble: reported
-                    .or(too_old)
-                    .or_else(|| raft_trouble.borrow().clone())
-                    .or_else(closed)
-                    .or_else(unaudited),
-            }
-        }
-    };
-    let open_admission = {
-        let (services, memory) = (services.clone(), memory.clone());
-        move || {
-            if !services.is_closed_to_others() {
-                return Ok(false);
-            }
-            memory.update(|node| node.admission_closed = false).map_err(|fault| fault.to_string())?;
-            services.close_to_others(false);
-            Ok(true)
-        }
-    };
-    let measured = metrics::Source {
-        release: config.release.clone(),
-        tree: tree.clone(),
-        credentials: credentials.subscribe(),
-        manager: manager.subscribe(),
-        audit: audit.clone(),
-    };
-    let run_logs = RunLogs::new(&config.data_dir);
-    let api = Api::new(ApiPorts {
-        facts: Arc::new(facts),
-        open_admission: Arc::new(open_admission),
-        manager: manager.subscribe(),
-        tree: tree.clone(),
-        dialer: dialer.clone(),
-        crash_allowed: config.settings.debug.crash,
-        audit,
-        limits: config.settings.api(),
-        metrics: metrics::port(measured.clone()),
-        explain_workloads: workloads::explain(&config, &workloads_known),
-        certificate_lifetime: Some(config.settings.certificates().node_lifetime),
-        run_logs: Some(Arc::clone(&run_logs) as _),
-        locked: None,
-    });
-    let inspector = {
-        let api = api.clone();
-        Arc::new(move |ask: ActorsAsk| -> futures_util::future::BoxFuture<'static, _> {
-            let api = api.clone();
-            Box::pin(async move { api.inspect(&ask).await })
-        })
-    };
-    let agent_ports = AgentPorts::new(AgentSetup {
-        config: config.settings.agent(),
-        memory: memory.clone(),
-        instance,
-        credentials: Arc::clone(&credentials),
-        dial: Arc::new(dialer.clone()),
-        inspector,
-        name: muster_messages::Name::sanitized(&config.name),
-        advertise: advertise.clone(),
-        release: config.release.clone(),
-        labels: config.labels.clone(),
-        seeds,
-    });
-    let _first = trouble.set(agent_ports.trouble());
-    let _first = workloads_known.set(agent_ports.workloads());
-    let _kept = local.ended.as_ref().and_then(trouble_of);
-    let shared = Shared {
-        config,
-        me,
-        advertise,
-        credentials: credentials.subscribe(),
-        dialer,
-        services,
-        local_replica: LocalReplica::new(),
-        managers,
-        agent: agent.recipient(),
-        memory,
-        unlocks_by,
-        instance,
-        starts: Arc::default(),
-        gateway: gateway.recipient(),
-        api,
-        run_logs,
-        manager,
-        raft_trouble,
-        incompatible: too_old,
-        raising: Arc::default(),
-        raft_data: Arc::new(std::sync::Mutex::new(raft)),
-        raft_checked: Arc::new(AtomicU64::new(booted_in.0)),
-        founding: Arc::new(std::sync::Mutex::new(founding)),
-        tree,
-        metrics: measured,
-    };
-    if let Some(why) = incompatible {
-        feature_level::report_incompatible(&shared, &why);
-    }
-    Ok(Wired { shared, agent, agent_ports, gateway, audit: audit_child })
 }
 
 fn start_tree(

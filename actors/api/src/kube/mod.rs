@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
@@ -103,10 +104,9 @@ fn audit_refusal(peer: &Peer, method: &Method, path: &str, status: &Status) {
 
 async fn attempt(peer: &Peer, request: Request, has_audit_line: &AtomicBool) -> Result<Response, Status> {
     let (head, body) = request.into_parts();
-    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
     let ask = muster_kubernetes::route(Head {
         method: head.method.as_str(),
-        target,
+        target: target(&head),
         content_type: text(&head.headers, header::CONTENT_TYPE),
         accept: text(&head.headers, header::ACCEPT),
         user_agent: text(&head.headers, header::USER_AGENT),
@@ -125,117 +125,173 @@ async fn attempt(peer: &Peer, request: Request, has_audit_line: &AtomicBool) -> 
         return Err(rejected_by_gateway(refusal));
     }
     let Some(manager) = service.ports.manager.borrow().clone() else {
-        let facts = (service.ports.facts)();
-        let own = peer.caller == Principal::Node(facts.id);
-        if token.is_none() && !own {
-            return Err(match peer.caller {
-                Principal::Anonymous => no_identity(),
-                _ => ErrorBody::new(ErrorCode::NotAManager, not_a_manager(&facts.managers)).into(),
-            });
-        }
-        // Before the body is read and before a manager is dialled: any node refuses a header that cannot be a token.
-        let digest = match &token {
-            Some(header) => Some(bearer_token(header).ok_or_else(no_identity)?.digest()),
-            None => None,
-        };
-        let from = peer.source.zip(digest);
-        if let Some((source, digest)) = from {
-            service.refused_tokens().may_pass(Clock.now(), source, &digest).map_err(too_many_refusals)?;
-        }
-        // A manager decides whose token it is, so the number of bodies kept here is bounded for all clients together.
-        let permit = proxy::permit(service)?;
-        let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
-        let deadline = Instant::now() + answer_within(&ask).min(proxy::HEAD_DEADLINE);
-        let answer = proxy::forward(service, permit, &facts.managers, &head, body, deadline).await?;
-        if let Some((source, digest)) = from {
-            let accepted = answer.status() != StatusCode::UNAUTHORIZED;
-            service.refused_tokens().record_decision(Clock.now(), source, digest, accepted);
-        }
-        return Ok(answer);
+        return through_a_manager(peer, &ask, (&head, body), token.as_deref()).await;
     };
     let requester = Requester { peer: peer.caller.clone(), token };
     let deadline = Instant::now() + answer_within(&ask);
     // Before the body is read: a refused request costs no more than a header.
     let caller = requester.known(service, &manager).await?;
-    match ask.takes {
-        Takes::Document => Ok(document(&ask)),
-        Takes::Identity => Ok(respond(muster_kubernetes::self_review(&name_of(&caller), &groups_of(&caller)))),
-        Takes::Authorization => {
-            let body = peer.body(body).await?;
-            let question = muster_kubernetes::access_review(&ask, &body)?;
-            let namespace = if question.namespace.is_empty() { "*" } else { question.namespace.as_str() };
-            let replica = manager.replica.borrow().clone();
-            let writes = !matches!(question.verb.as_str(), "get" | "list" | "watch");
-            let granted = &service.ports.limits.node_namespaces;
-            let allowed = question.path.is_empty()
-                && question.is_served()
-                && may_access(&replica.tables, &caller, namespace).is_ok()
-                && (!writes || may_write(&replica.tables, granted, &caller, namespace).is_ok())
-                || !question.path.is_empty() && question.verb == "get";
-            Ok(respond(muster_kubernetes::access_answer(&question, allowed, "")))
-        }
-        Takes::Rules => {
-            let body = peer.body(body).await?;
-            let namespace = muster_kubernetes::rules_review(&ask, &body)?;
-            let replica = manager.replica.borrow().clone();
-            let granted = &service.ports.limits.node_namespaces;
-            let rules = match may_access(&replica.tables, &caller, &namespace) {
-                Err(_) => Rules::None,
-                Ok(()) if may_write(&replica.tables, granted, &caller, &namespace).is_err() => Rules::Read,
-                Ok(()) => Rules::All,
-            };
-            Ok(respond(muster_kubernetes::rules_answer(rules)))
-        }
-        Takes::NoEvents => {
-            let replica = fresh_replica(service, &manager, Freshness::Any, deadline).await?;
-            requester.may(&ask, &replica.tables)?;
-            Ok(respond(muster_kubernetes::no_events(&ask)?))
-        }
-        Takes::Event => {
-            let _permit = service.enter(&caller, false)?;
-            let replica = fresh_replica(service, &manager, Freshness::Any, deadline).await?;
-            requester.may(&ask, &replica.tables)?;
-            let body = peer.body(body).await?;
-            let answer = muster_kubernetes::event_dropped(&ask, &body)?;
-            service.counters.events_dropped.fetch_add(1, Ordering::Relaxed);
-            Ok(respond(answer))
-        }
-        Takes::Read => {
-            let _permit = service.enter(&caller, false)?;
-            read(service, &manager, &requester, &caller, ask, deadline).await
-        }
-        Takes::Watch => {
-            let replica = fresh_replica(service, &manager, ask.freshness(), deadline).await?;
-            requester.may(&ask, &replica.tables)?;
-            watch::stream(service, manager, requester, &caller, &ask, &replica.tables)
-        }
-        Takes::Write => {
-            if caller_is_read_only(&manager.replica.borrow().tables, &caller) {
-                return Err(ask.forbidden(&name_of(&caller)));
+    Identified { peer, manager, requester, caller, deadline }.answer(ask, (&head, body), has_audit_line).await
+}
+
+fn target(head: &Parts) -> &str {
+    head.uri.path_and_query().map_or("/", |target| target.as_str())
+}
+
+/// A node that is not a manager passes the request on to one.
+async fn through_a_manager(
+    peer: &Peer,
+    ask: &Ask,
+    (head, body): (&Parts, Body),
+    token: Option<&str>,
+) -> Result<Response, Status> {
+    let service = &peer.service;
+    let facts = (service.ports.facts)();
+    let own = peer.caller == Principal::Node(facts.id);
+    if token.is_none() && !own {
+        return Err(match peer.caller {
+            Principal::Anonymous => no_identity(),
+            _ => ErrorBody::new(ErrorCode::NotAManager, not_a_manager(&facts.managers)).into(),
+        });
+    }
+    // Before the body is read and before a manager is dialled: any node refuses a header that cannot be a token.
+    let digest = match token {
+        Some(header) => Some(bearer_token(header).ok_or_else(no_identity)?.digest()),
+        None => None,
+    };
+    let from = peer.source.zip(digest);
+    if let Some((source, digest)) = from {
+        service.refused_tokens().may_pass(Clock.now(), source, &digest).map_err(too_many_refusals)?;
+    }
+    // A manager decides whose token it is, so the number of bodies kept here is bounded for all clients together.
+    let permit = proxy::permit(service)?;
+    let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
+    let deadline = Instant::now() + answer_within(ask).min(proxy::HEAD_DEADLINE);
+    let answer = proxy::forward(service, permit, &facts.managers, head, body, deadline).await?;
+    if let Some((source, digest)) = from {
+        let accepted = answer.status() != StatusCode::UNAUTHORIZED;
+        service.refused_tokens().record_decision(Clock.now(), source, digest, accepted);
+    }
+    Ok(answer)
+}
+
+/// A request whose caller this manager knows.
+struct Identified<'a> {
+    peer: &'a Peer,
+    manager: Arc<ManagerPorts>,
+    requester: Requester,
+    caller: Principal,
+    deadline: Instant,
+}
+
+impl Identified<'_> {
+    async fn answer(
+        self,
+        ask: Ask,
+        (head, body): (&Parts, Body),
+        has_audit_line: &AtomicBool,
+    ) -> Result<Response, Status> {
+        let service = &self.peer.service;
+        match ask.takes {
+            Takes::Document => Ok(document(&ask)),
+            Takes::Identity => {
+                Ok(respond(muster_kubernetes::self_review(&name_of(&self.caller), &groups_of(&self.caller))))
             }
-            let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
-            let call = KubeCall {
-                method: head.method.to_string(),
-                target: target.to_owned(),
-                content_type: text(&head.headers, header::CONTENT_TYPE).map(str::to_owned),
-                accept: text(&head.headers, header::ACCEPT).map(str::to_owned),
-                user_agent: text(&head.headers, header::USER_AGENT).map(str::to_owned),
-                body: body.to_vec(),
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            let call = ApiCall {
-                id: 0,
-                request_id: RequestId::fresh(Clock.wall(), rand::random()),
-                timeout_ms: millis(left),
-                request: Asked::Kube(call),
-            };
-            // From here on the request has its own audit line.
-            has_audit_line.store(true, Ordering::Relaxed);
-            let answer = service.answer_from(&peer.origin, caller, call).await?;
-            let answer: KubeAnswer = serde_json::from_str(&answer)
-                .map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))?;
-            Ok(respond(answer))
+            Takes::Authorization => self.authorization(&ask, body).await,
+            Takes::Rules => self.rules(&ask, body).await,
+            Takes::NoEvents => {
+                self.may(&ask).await?;
+                Ok(respond(muster_kubernetes::no_events(&ask)?))
+            }
+            Takes::Event => {
+                let _permit = service.enter(&self.caller, false)?;
+                self.may(&ask).await?;
+                let body = self.peer.body(body).await?;
+                let answer = muster_kubernetes::event_dropped(&ask, &body)?;
+                service.counters.events_dropped.fetch_add(1, Ordering::Relaxed);
+                Ok(respond(answer))
+            }
+            Takes::Read => {
+                let _permit = service.enter(&self.caller, false)?;
+                read(service, &self.manager, &self.requester, &self.caller, ask, self.deadline).await
+            }
+            Takes::Watch => {
+                let replica = fresh_replica(service, &self.manager, ask.freshness(), self.deadline).await?;
+                self.requester.may(&ask, &replica.tables)?;
+                watch::stream(service, self.manager, self.requester, &self.caller, &ask, &replica.tables)
+            }
+            Takes::Write => self.write(&ask, (head, body), has_audit_line).await,
         }
+    }
+
+    /// Whether it may be made, according to this replica as it is.
+    async fn may(&self, ask: &Ask) -> Result<(), Status> {
+        let replica = fresh_replica(&self.peer.service, &self.manager, Freshness::Any, self.deadline).await?;
+        self.requester.may(ask, &replica.tables)
+    }
+
+    /// Whether its caller may do something.
+    async fn authorization(&self, ask: &Ask, body: Body) -> Result<Response, Status> {
+        let body = self.peer.body(body).await?;
+        let question = muster_kubernetes::access_review(ask, &body)?;
+        let namespace = if question.namespace.is_empty() { "*" } else { question.namespace.as_str() };
+        let replica = self.manager.replica.borrow().clone();
+        let writes = !matches!(question.verb.as_str(), "get" | "list" | "watch");
+        let granted = &self.peer.service.ports.limits.node_namespaces;
+        let allowed = question.path.is_empty()
+            && question.is_served()
+            && may_access(&replica.tables, &self.caller, namespace).is_ok()
+            && (!writes || may_write(&replica.tables, granted, &self.caller, namespace).is_ok())
+            || !question.path.is_empty() && question.verb == "get";
+        Ok(respond(muster_kubernetes::access_answer(&question, allowed, "")))
+    }
+
+    /// All that its caller may do in a namespace.
+    async fn rules(&self, ask: &Ask, body: Body) -> Result<Response, Status> {
+        let body = self.peer.body(body).await?;
+        let namespace = muster_kubernetes::rules_review(ask, &body)?;
+        let replica = self.manager.replica.borrow().clone();
+        let granted = &self.peer.service.ports.limits.node_namespaces;
+        let rules = match may_access(&replica.tables, &self.caller, &namespace) {
+            Err(_) => Rules::None,
+            Ok(()) if may_write(&replica.tables, granted, &self.caller, &namespace).is_err() => Rules::Read,
+            Ok(()) => Rules::All,
+        };
+        Ok(respond(muster_kubernetes::rules_answer(rules)))
+    }
+
+    /// The leader carries it out.
+    async fn write(
+        self,
+        ask: &Ask,
+        (head, body): (&Parts, Body),
+        has_audit_line: &AtomicBool,
+    ) -> Result<Response, Status> {
+        if caller_is_read_only(&self.manager.replica.borrow().tables, &self.caller) {
+            return Err(ask.forbidden(&name_of(&self.caller)));
+        }
+        let body = if ask.may_be_large() { self.peer.large_body(body).await? } else { self.peer.body(body).await? };
+        let call = KubeCall {
+            method: head.method.to_string(),
+            target: target(head).to_owned(),
+            content_type: text(&head.headers, header::CONTENT_TYPE).map(str::to_owned),
+            accept: text(&head.headers, header::ACCEPT).map(str::to_owned),
+            user_agent: text(&head.headers, header::USER_AGENT).map(str::to_owned),
+            body: body.to_vec(),
+        };
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let call = ApiCall {
+            id: 0,
+            request_id: RequestId::fresh(Clock.wall(), rand::random()),
+            timeout_ms: millis(left),
+            request: Asked::Kube(call),
+        };
+        // From here on the request has its own audit line.
+        has_audit_line.store(true, Ordering::Relaxed);
+        let answer = self.peer.service.answer_from(&self.peer.origin, self.caller, call).await?;
+        let answer: KubeAnswer = serde_json::from_str(&answer)
+            .map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))?;
+        Ok(respond(answer))
     }
 }
 
