@@ -131,10 +131,10 @@ impl Groups {
             wanted
         });
         for release in releases {
-            if !self.watched.contains_key(&release) {
-                self.watched.insert(release, Watched::default());
+            self.watched.entry(release).or_insert_with(|| {
                 out.push(Effect::Watch(release));
-            }
+                Watched::default()
+            });
         }
     }
 
