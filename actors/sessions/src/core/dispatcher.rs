@@ -13,9 +13,12 @@
 //!             DISP-7  the event log records once that two processes use the identity of one node, and once that this is over;
 //!                     meanwhile the record does not follow them from one address to the other.
 //!             DISP-6  time during which this process was suspended counts against no node.
+//!             DISP-9  at the end of a node's grace period it gets as much more time as the managers need to take back all nodes
+//!                     without a session: a fleet that reconnects is not shown down.
 //! Why not by wall time: `since` comes from the hosts' clocks. It orders a node's reports about itself, never its liveness.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use muster_messages::wire::{SessionDigest, SessionFact};
 use muster_messages::{
@@ -74,6 +77,14 @@ struct SessionReport {
     superseded: bool,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Grace {
+    /// Down at this moment.
+    until: Moment,
+    /// DISP-9, once.
+    prolonged: bool,
+}
+
 #[derive(Clone, Debug)]
 struct HostReport {
     sequence: u64,
@@ -88,8 +99,8 @@ pub struct Dispatcher {
     started_wall: WallTime,
     stepped: Moment,
     hosts: BTreeMap<NodeId, HostReport>,
-    /// Recorded ready, reported on by no host: down at this moment.
-    grace: BTreeMap<NodeId, Moment>,
+    /// Recorded ready, reported on by no host.
+    grace: BTreeMap<NodeId, Grace>,
     /// Nodes to check.
     dirty: BTreeSet<NodeId>,
     batches: BTreeMap<BatchId, Vec<NodeId>>,
@@ -144,7 +155,7 @@ impl Dispatcher {
 
     /// When to wake it if there is no earlier input. Anything already due waits for the outcome of a proposal.
     pub fn wake_at(&self, now: Moment) -> Option<Moment> {
-        let grace = self.grace.values().copied();
+        let grace = self.grace.values().map(|grace| grace.until);
         let hosts = self.hosts.values().map(|h| h.received + self.config.grace);
         let retry_alone = self.retry_alone.values().copied();
         let duplicates = self.duplicates.times(&self.config);
@@ -177,7 +188,7 @@ impl Dispatcher {
         self.stepped = now;
         if gap >= self.config.stood_still {
             self.hosts.values_mut().for_each(|h| h.received = h.received + gap);
-            self.grace.values_mut().for_each(|at| *at = *at + gap);
+            self.grace.values_mut().for_each(|grace| grace.until = grace.until + gap);
         }
     }
 
@@ -251,7 +262,7 @@ impl Dispatcher {
     /// The only place that starts proposals.
     fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         self.forget_silent_hosts(now);
-        let over: Vec<NodeId> = self.grace.iter().filter(|(_, at)| now >= **at).map(|(n, _)| *n).collect();
+        let over: Vec<NodeId> = self.grace.iter().filter(|(_, g)| now >= g.until).map(|(n, _)| *n).collect();
         self.dirty.extend(over);
         self.judge_duplicates(now, wall, out);
         if self.retry_at.is_some_and(|at| now < at) {
@@ -268,9 +279,12 @@ impl Dispatcher {
         let grace = self.config.grace;
         let silent = |h: &HostReport| now >= h.received + grace;
         let gone: Vec<NodeId> = self.hosts.iter().filter(|(_, h)| silent(h)).map(|(id, _)| *id).collect();
-        for host in gone.iter().filter_map(|id| self.hosts.remove(id)) {
+        let gone: Vec<HostReport> = gone.iter().filter_map(|id| self.hosts.remove(id)).collect();
+        for host in gone {
             for node in host.sessions.into_keys() {
-                self.grace.entry(node).or_insert(host.received + grace);
+                if self.newest_ready(node).is_none() {
+                    self.grace.entry(node).or_insert(Grace { until: host.received + grace, prolonged: false });
+                }
                 self.dirty.insert(node);
             }
         }
@@ -393,8 +407,19 @@ impl Dispatcher {
             self.grace.remove(&record.id);
             return Vec::new();
         }
-        let until = *self.grace.entry(record.id).or_insert(now + self.config.grace);
-        if now < until { Vec::new() } else { set(record, Liveness::Down) }
+        let longer = self.time_for_the_rest();
+        let until = now + self.config.grace;
+        let grace = self.grace.entry(record.id).or_insert(Grace { until, prolonged: false });
+        if now >= grace.until && !grace.prolonged {
+            *grace = Grace { until: grace.until + longer, prolonged: true };
+        }
+        if now < grace.until { Vec::new() } else { set(record, Liveness::Down) }
+    }
+
+    /// DISP-9. Nothing for a few nodes.
+    fn time_for_the_rest(&self) -> Duration {
+        let waiting = u64::try_from(self.grace.len()).unwrap_or(u64::MAX);
+        Duration::from_secs(waiting / self.config.returns_per_sec).min(self.config.grace * 2)
     }
 
     /// DISP-2. One with a connection before one without, then by `since`, so that every check picks the same one.

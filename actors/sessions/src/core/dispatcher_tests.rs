@@ -225,6 +225,31 @@ fn dead_hosts_nodes_get_grace_from_its_last_report() {
     assert_eq!((w.liveness(20), w.liveness(19)), (Down, Ready));
 }
 
+/// DISP-9: 8,000 sessions ended with their manager, and return more slowly than the grace period lasts.
+#[test]
+fn a_fleet_that_reconnects_is_not_shown_down() {
+    let mut w = World::new((1..=8_010).map(|n| (n, Ready)));
+    w.digest(100, true, (1..=8_010).map(ready).collect());
+    w.digest(100, true, vec![]);
+    for returned in 1..=26 {
+        w.run(1, &[(101, (1..=returned * 300).map(ready).collect())]);
+        assert_eq!(w.commands, 0, "after {returned} s");
+    }
+    // All but ten are back, and their time was prolonged once: by 8 s, when 2,010 were missing.
+    w.run(2, &[(101, (1..=8_000).map(ready).collect())]);
+    assert!((1..=8_000).all(|n| w.liveness(n) == Ready));
+    assert!((8_001..=8_010).all(|n| w.liveness(n) == Down));
+}
+
+#[test]
+fn nodes_that_all_died_are_shown_down_within_three_grace_periods() {
+    let mut w = World::new((1..=20_000).map(|n| (n, Ready)));
+    w.run(59, &[(100, vec![])]);
+    assert_eq!(w.commands, 0);
+    w.run(2, &[(100, vec![])]);
+    assert!((1..=20_000).all(|n| w.liveness(n) == Down));
+}
+
 #[test]
 fn a_host_that_restarts_empty_leaves_its_nodes_time_to_return() {
     let mut w = World::new([(1, Ready)]);
