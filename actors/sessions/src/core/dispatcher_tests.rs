@@ -242,7 +242,7 @@ fn a_fleet_that_reconnects_is_not_shown_down() {
 }
 
 #[test]
-fn nodes_that_all_died_are_shown_down_within_three_grace_periods() {
+fn dead_nodes_are_shown_down_within_three_grace_periods() {
     let mut w = World::new((1..=20_000).map(|n| (n, Ready)));
     w.run(59, &[(100, vec![])]);
     assert_eq!(w.commands, 0);
