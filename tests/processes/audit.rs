@@ -10,10 +10,12 @@ use serde_json::{Value, json};
 
 use crate::harness::{World, eventually, eventually_so};
 
-/// The lines of a node's audit log. A request's line is there when it is answered, or a moment later.
+/// The lines of a node's audit log. A request's line is there when it is answered, or a moment later. A line that crosses a page of
+/// the file is seen half-written by who reads at that moment.
 fn lines(world: &mut World, node: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(world.node(node).folder.join("audit.log")).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    whole.map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
 }
 
 #[track_caller]
