@@ -63,8 +63,9 @@ pub struct RaftConfig {
     pub snapshot_bytes: u64,
     /// The tail of the log kept behind a snapshot, so that a follower that was briefly away needs no snapshot.
     pub keep_entries: u64,
+    /// Of memory.
     pub keep_bytes: u64,
-    /// The tail follows the write rate: entries of this time are kept, within `keep_bytes`.
+    /// The tail follows the write rate: entries of this time are kept, within `keep_bytes` and [`worth_keeping`](Self::worth_keeping).
     pub keep_time: Duration,
     /// While a snapshot is sent, and until its receiver has caught up, the log behind it is kept, up to the larger of this many
     /// bytes and twice those of the snapshot. This costs memory.
@@ -152,7 +153,15 @@ impl Default for RaftConfig {
     }
 }
 
+/// The tail of the log may take this much memory, however small the state is.
+const MIN_TAIL_BYTES: u64 = 4 << 20;
+
 impl RaftConfig {
+    /// How much memory the tail of the log may take behind a snapshot of this many bytes. A follower that is further behind than
+    /// twice the snapshot is up to date sooner with the snapshot; a longer tail would only take memory, in each manager.
+    pub(crate) fn worth_keeping(&self, snapshot: u64) -> u64 {
+        self.keep_bytes.min(snapshot.saturating_mul(2).max(MIN_TAIL_BYTES))
+    }
     fn ticks(&self, d: Duration) -> usize {
         let ticks = d.as_micros().div_ceil(self.tick.as_micros().max(1));
         usize::try_from(ticks).unwrap_or(usize::MAX).max(1)

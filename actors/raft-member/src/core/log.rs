@@ -32,6 +32,11 @@ pub(crate) fn entry_bytes(e: &Entry) -> u64 {
     (e.data.len() + e.context.len() + 32) as u64
 }
 
+/// What a small entry takes is mostly its own structure, not its data.
+fn entry_memory(e: &Entry) -> u64 {
+    (e.data.len() + e.context.len() + size_of::<Entry>()) as u64
+}
+
 pub(crate) fn conf_state(voters: &[u64], learners: &[u64]) -> ConfState {
     ConfState { voters: voters.to_vec(), learners: learners.to_vec(), ..ConfState::default() }
 }
@@ -88,15 +93,15 @@ impl MemLog {
         self.bytes = 0;
         self.before = at;
     }
-    /// How far the log may be compacted if a snapshot holds `applied`: the newest `entries` or `bytes` are
-    /// kept.
+    /// How far the log may be compacted behind a snapshot at the index `snapshot`: the newest `entries`, within `bytes` of memory,
+    /// are kept.
     pub fn compaction_point(&self, snapshot: u64, entries: u64, bytes: u64) -> LogPoint {
         let mut point = snapshot.min(self.last());
         let (mut kept, mut size) = (0, 0);
         while point > self.before.index {
             let e = &self.entries[(point - self.first()) as usize];
             kept += 1;
-            size += entry_bytes(e);
+            size += entry_memory(e);
             if kept > entries || size > bytes {
                 break;
             }
@@ -142,6 +147,10 @@ impl MemLog {
             let Some(gone) = self.entries.pop_front() else { break };
             self.bytes -= entry_bytes(&gone);
             self.before = LogPoint { index: gone.index, term: gone.term };
+        }
+        // What was kept for a transfer, or written in a burst.
+        if self.entries.capacity() > 4 * self.entries.len() {
+            self.entries.shrink_to(2 * self.entries.len());
         }
     }
     pub fn term_at(&self, index: u64) -> Option<u64> {

@@ -216,7 +216,7 @@ impl OwnMember {
     pub fn compact(&mut self, head: &SnapshotHead, entries: u64, config: &RaftConfig) -> LogPoint {
         let (log, prs) = (self.raw.store(), self.raw.tracker());
         let needed = self.transfers.floor(|id| Some(Matched { index: prs.get(id)?.matched, caught_up: false }));
-        let mut keep_after = log.compaction_point(head.index, entries, config.keep_bytes);
+        let mut keep_after = log.compaction_point(head.index, entries, config.worth_keeping(head.bytes));
         // SNAP-1
         let needed = needed.filter(|_| !config.injected_bugs().cut_behind_transfers);
         if let Some(floor) = needed.filter(|floor| *floor < keep_after.index) {

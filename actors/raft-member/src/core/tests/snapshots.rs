@@ -150,6 +150,28 @@ fn slow_snapshot_under_load_brings_a_follower_up() {
     assert!(follows(&w), "the log is short again, and the follower still follows");
 }
 
+/// A follower that is further behind is up to date sooner with the snapshot.
+#[test]
+fn tail_of_the_log_is_bounded_by_the_size_of_the_state() {
+    let mut w = World::seeded(65);
+    (w.config.snapshot_entries, w.config.keep_time) = (500, ms(30_000));
+    w.grow(3);
+    let text = "x".repeat(2000);
+    for i in 0..350 {
+        let asks: Vec<_> = (0..10).map(|j| w.propose(1, label("a", &format!("{i}-{j}{text}")))).collect();
+        for ask in asks {
+            w.applied(ask);
+        }
+    }
+    w.run(ms(200));
+    for n in 1..=3 {
+        let (first, _, snapshot) = w.core(n).log_span();
+        // 4 MiB of entries of some 2,300 bytes, of the 8 MB that were written in the last half minute.
+        let kept = (snapshot + 1).saturating_sub(first);
+        assert!((1_700..2_000).contains(&kept), "{kept} entries before the snapshot at {snapshot}");
+    }
+}
+
 /// SNAP-1 has a bound: a receiver that never finishes does not fill the memory.
 #[test]
 fn the_log_kept_for_a_snapshot_is_bounded() {
