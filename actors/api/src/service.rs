@@ -333,7 +333,7 @@ impl Service {
         }
         // Final: no manager will answer this node again.
         if let Some(trouble) = &facts.trouble
-            && let Some(code) = trouble.final_code()
+            && let Some(code) = trouble.kind().final_code()
         {
             let sentence = format!(
                 "this node is {trouble}: it was removed from the cluster, and no manager talks to it any more; to use this machine \

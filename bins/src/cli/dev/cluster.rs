@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use muster_client::{Client, Failure, Outcome, parse};
 use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, answers, free_address, pause};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, LockedView, Revision, Role, StatusView, Trouble};
+use muster_messages::{ErrorCode, LockedView, Revision, Role, StatusView, TroubleKind};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -382,9 +382,9 @@ impl Starting {
         if let Ok(LockedView { locked, version, .. }) = serde_json::from_value(status.clone()) {
             return if locked { Self::Locked(version) } else { Self::Other };
         }
-        let removed = |trouble: &str| [Trouble::Blocked, Trouble::Removed].iter().any(|end| end.to_string() == trouble);
-        match serde_json::from_value::<StatusView>(status) {
-            Ok(status) if status.this.trouble.as_deref().is_some_and(removed) => Self::Removed,
+        let status = serde_json::from_value::<StatusView>(status);
+        match status.map(|status| status.this.trouble_kind()) {
+            Ok(Some(TroubleKind::Blocked | TroubleKind::Removed)) => Self::Removed,
             _ => Self::Other,
         }
     }
@@ -414,5 +414,22 @@ mod tests {
         }
         assert_eq!(Starting::of(Err(Failure::new(ErrorCode::Unreachable, "no socket"))), Starting::Other);
         assert_eq!(Starting::of(Ok(json!({}))), Starting::Other);
+        let status = |trouble: &str| {
+            json!({
+                "cluster": {"id": "c", "name": "default", "incarnation": 1, "feature_level": 1}, "stale": false,
+                "self": {"id": "0000000000000000000000001", "name": "n1", "role": "worker", "trouble": trouble},
+                "raft": {"term": 0, "leader": null, "commit": 0, "applied": 0, "voters": [], "learners": []},
+                "quorum": {"needed": 1, "reachable": 0, "missing": []},
+                "nodes": {"total": 1, "managers": 0, "workers": 1, "ready": 0, "down": 1}, "pending": []
+            })
+        };
+        for (trouble, expected) in [
+            ("removed", Starting::Removed),
+            ("blocked", Starting::Removed),
+            ("disk_failed: removed", Starting::Other),
+            ("removed_later: of a newer release", Starting::Other),
+        ] {
+            assert_eq!(Starting::of(Ok(status(trouble))), expected, "{trouble}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AutopilotPauseView, PendingView};
 use crate::model::{
-    AuthorityOrigin, Membership, Name, NodeId, NodeProcess, RaftId, Revision, Role, RootId, Term, WallTime,
+    AuthorityOrigin, Membership, Name, NodeId, NodeProcess, RaftId, Revision, Role, RootId, Term, TroubleKind, WallTime,
 };
 
 /// `muster status`.
@@ -83,6 +83,13 @@ pub struct SelfView {
     /// Why this node cannot serve, if so: `blocked`, `removed`, `raft_data_missing`, …
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+}
+
+impl SelfView {
+    /// The kind of its trouble. `None`: it has none, or one that this release does not know.
+    pub fn trouble_kind(&self) -> Option<TroubleKind> {
+        self.trouble.as_deref().and_then(TroubleKind::of_trouble)
+    }
 }
 
 /// The Raft group in short.

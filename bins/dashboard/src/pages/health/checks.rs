@@ -5,7 +5,7 @@ use std::time::Duration;
 use maud::{Markup, html};
 use muster_messages::{
     AuthorityState, CertificateState, Liveness, NodeCertificateView, ReconcilerPhase, SealState, StatusView,
-    WaitReason, WallTime, answering, counted, word,
+    TroubleKind, WaitReason, WallTime, answering, counted, word,
 };
 
 use super::{Finding, Seen, code, plain};
@@ -116,18 +116,28 @@ fn quorum(seen: &Seen, status: &StatusView) -> Option<Finding> {
 /// Of the node that answers.
 fn trouble(status: &StatusView) -> Option<Finding> {
     let trouble = status.this.trouble.as_ref()?;
-    let (alert, then) = match trouble.split(':').next().unwrap_or_default() {
-        "audit_failing" => (Some("MusterAuditFailing"), html! { "make room on its disk, or its directory writable" }),
-        "manager_half_failing" => {
+    let (alert, then) = match status.this.trouble_kind() {
+        Some(TroubleKind::AuditFailing) => {
+            (Some("MusterAuditFailing"), html! { "make room on its disk, or its directory writable" })
+        }
+        Some(TroubleKind::ManagerFailing) => {
             (Some("MusterActorRestarts"), html! { "its log, and " (code(&["muster", "actors"])) })
         }
-        "certificate_expired" => (
+        Some(TroubleKind::CertificateExpired) => (
             Some("MusterCertificateExpires"),
             html! { "start it with " (code(&["--join"])) " and a token of its role" },
         ),
-        "admission_closed" => (None, code(&["muster", "recovery", "open"])),
-        "disk_failed" => (None, html! { "make its data directory writable; it tries again by itself" }),
-        _ => (None, html! { "see its log: " (code(&["journalctl", "-u", "musterd"])) }),
+        Some(TroubleKind::AdmissionClosed) => (None, code(&["muster", "recovery", "open"])),
+        Some(TroubleKind::DiskFailed) => (None, html! { "make its data directory writable; it tries again by itself" }),
+        Some(
+            TroubleKind::Blocked
+            | TroubleKind::Removed
+            | TroubleKind::FeatureLevelTooLow
+            | TroubleKind::RaftDataMissing
+            | TroubleKind::RaftDataDamaged
+            | TroubleKind::DialBackFailed,
+        )
+        | None => (None, html! { "see its log: " (code(&["journalctl", "-u", "musterd"])) }),
     };
     let what = html! { (node_link(status.this.name.as_str())) ": " (text(trouble)) };
     Some(Finding { alert, ..Finding::new(Grade::Bad, "trouble", what).then(then) })

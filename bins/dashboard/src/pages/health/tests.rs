@@ -119,7 +119,7 @@ fn lost_quorum_names_who_is_missing_and_what_to_do() {
 type Check = (&'static str, &'static str, fn(&mut Value), &'static [&'static str]);
 
 /// Each condition that this page can tell: the answer it is in, the alert, a change, and what is said.
-const CHECKS: [Check; 25] = [
+const CHECKS: [Check; 29] = [
     ("status", "MusterNoLeader", |v| v["raft"]["leader"] = Value::Null, &["no manager leads"]),
     (
         "status",
@@ -138,6 +138,10 @@ const CHECKS: [Check; 25] = [
     ),
     ("status", "MusterAuditFailing", |v| v["self"]["trouble"] = "audit_failing: no space".into(), &["no space"]),
     ("status", "", |v| v["self"]["trouble"] = "disk_failed: why".into(), &["disk_failed: why", "data directory"]),
+    ("status", "", |v| v["self"]["trouble"] = "admission_closed: why".into(), &["muster recovery open"]),
+    ("status", "MusterActorRestarts", |v| v["self"]["trouble"] = "manager_half_failing: x".into(), &["muster actors"]),
+    ("status", "MusterCertificateExpires", |v| v["self"]["trouble"] = "certificate_expired".into(), &["--join"]),
+    ("status", "", |v| v["self"]["trouble"] = "of_a_newer_release: disk_failed".into(), &["journalctl -u musterd"]),
     (
         "status",
         "MusterRoleChangePending",
