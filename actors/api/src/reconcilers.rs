@@ -544,10 +544,10 @@ fn explained(refusal: CommandRefusal) -> ErrorBody {
     let details = match &refusal {
         C::BlockedByMembers { blockers, in_all } => {
             let details = Details::default().with(detail::BLOCKERS, blockers).with(detail::BLOCKERS_IN_ALL, in_all);
-            Some(details.with(detail::REASON, &"blockers".to_owned()))
+            Some(details.with(detail::GATE_REASON, &detail::GateReason::Blockers.into()))
         }
-        C::Held(hold) => Some(Details::default().with(detail::HOLD_REASON, &hold.reason())),
-        C::NotAdmitted(why) => Some(Details::default().with(detail::ADMISSION_REASON, &why.reason())),
+        C::Held(hold) => Some(Details::default().with(detail::HOLD_REASON, &hold.reason().into())),
+        C::NotAdmitted(why) => Some(Details::default().with(detail::ADMISSION_REASON, &why.reason().into())),
         _ => None,
     };
     let error = ErrorBody::from(refusal);

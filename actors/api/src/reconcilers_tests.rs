@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{
-    Action, CommandAction, FencingToken, GateStep, MANAGERS_SCOPE, ManagedKey, NodeId, Participant, PhaseReason,
-    ReconcilerPhase, Release, WallTime, candidates_scope, level_release,
+    Action, Blocker, CommandAction, FencingToken, GateStep, Hold, MANAGERS_SCOPE, ManagedKey, NodeId, NotAdmitted,
+    Participant, PhaseReason, ReconcilerPhase, Release, WallTime, candidates_scope, level_release,
 };
 use serde_json::Value;
 
@@ -326,6 +326,30 @@ async fn requests_reserved_to_managers_are_refused_to_others() {
         let (status, answer, proposed) = world.reconciler(&Principal::Operator, request.clone()).await;
         assert_eq!((status.as_u16(), proposed.len()), (403, 0), "{request:?}: {answer}");
     }
+}
+
+#[test]
+fn details_of_a_closed_gate_name_the_reason() {
+    let name = || "schema".to_owned();
+    let blocker = Blocker {
+        member: "shop".into(),
+        release: triple("1.0.0").into(),
+        phase: ParticipantPhase::Serving,
+        external: false,
+        since: WallTime(0),
+        why: "it is older".into(),
+    };
+    let blocked = explained(CommandRefusal::BlockedByMembers { blockers: vec![blocker.clone()], in_all: 7 });
+    assert_eq!(blocked.code, ErrorCode::GateClosed);
+    assert_eq!(blocked.detail(detail::GATE_REASON), Some(detail::GateReason::Blockers.into()));
+    assert_eq!(
+        (blocked.detail(detail::BLOCKERS), blocked.detail(detail::BLOCKERS_IN_ALL)),
+        (Some(vec![blocker]), Some(7))
+    );
+    assert!(blocked.details.ends_with(r#""blockers_in_all":7,"reason":"blockers"}"#), "{}", blocked.details);
+    let held = explained(CommandRefusal::Held(Hold::Paused { reconciler: name() }));
+    let waits = explained(CommandRefusal::NotAdmitted(NotAdmitted::NoGate { reconciler: name() }));
+    assert_eq!((&*held.details, &*waits.details), (r#"{"reason":"paused"}"#, r#"{"reason":"no-gate"}"#));
 }
 
 /// Objects of one wave.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all, ready};
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{AdmissionReason, ErrorBody, ErrorCode, Release, Rng, Triple};
+use muster_messages::{AdmissionReason, ErrorBody, ErrorCode, Release, Rng, Triple, detail};
 use muster_reconciler::{
     Admission, AdmissionState, ApplyCtx, Cluster, Embedded, Handler, HandlerError, Link, Member, ReconcilerSpec, Setup,
     Socket,
@@ -218,12 +218,9 @@ async fn await_answer(answer: &mut oneshot::Receiver<Answer>) -> Answer {
 #[track_caller]
 fn names_the_blocker(refused: &ErrorBody, member: &str) {
     assert_eq!(refused.code, ErrorCode::GateClosed, "{refused:?}");
-    let details: Value = serde_json::from_str(&refused.details).expect("details are JSON");
-    assert_eq!(
-        (&details["reason"], &details["blockers"][0]["member"]),
-        (&"blockers".into(), &member.into()),
-        "{details}"
-    );
+    assert_eq!(refused.detail(detail::GATE_REASON), Some(detail::GateReason::Blockers.into()), "{refused:?}");
+    let blockers = refused.detail(detail::BLOCKERS).unwrap_or_default();
+    assert_eq!(blockers.first().map(|blocker| blocker.member.as_str()), Some(member), "{refused:?}");
 }
 
 #[test]

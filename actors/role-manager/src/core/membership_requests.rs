@@ -162,7 +162,7 @@ pub(crate) fn too_old(tables: &Tables, name: &Name, speaks: u32) -> Option<Error
          supports {level} there"
     );
     let details = Details::default().with(detail::LEVEL, &level).with(detail::SPEAKS, &speaks);
-    let details = details.with(detail::REASON, &"feature-level".to_owned());
+    let details = details.with(detail::GATE_REASON, &detail::GateReason::FeatureLevel.into());
     (speaks < level).then(|| ErrorBody::new(ErrorCode::GateClosed, message).with_details(&details))
 }
 

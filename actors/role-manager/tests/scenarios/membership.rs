@@ -108,6 +108,8 @@ fn unsupported_feature_level_refuses_membership_by_name() {
     let old = |n| MembershipRequest { feature_level: 2, ..request(n) };
     let refused = refusal(&mut world, 4, old(4));
     assert_eq!((refused.code, refused.code.exit_status()), (ErrorCode::GateClosed, 6));
+    assert_eq!(refused.detail(detail::GATE_REASON), Some(detail::GateReason::FeatureLevel.into()));
+    assert_eq!(refused.details, r#"{"level":3,"reason":"feature-level","speaks":2}"#);
     assert_eq!(world.reason(4), Some(WaitReason::WaitingForJoin));
     let sentence =
         "the cluster is at feature level 3, and n4 supports 2 at most; install a build of Muster that supports 3 there";
