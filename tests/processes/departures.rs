@@ -143,7 +143,7 @@ impl Departures {
         let mut unanswered = false;
         eventually("the departure is accepted or refused", || match self.world.ask(asked, request.clone()) {
             Ok(_) => Some(None),
-            Err(failure) if refusals.iter().any(|code| failure.is(*code)) => Some(Some(failure.code)),
+            Err(failure) if refusals.iter().any(|code| failure.is(*code)) => Some(Some(failure.code.to_string())),
             Err(failure) if change == Change::Removal && failure.is(ErrorCode::NotFound) && unanswered => Some(None),
             Err(failure) => {
                 assert!(failure.is_transient() || failure.is(ErrorCode::Internal), "{leaving}: {failure:?}");

@@ -1,14 +1,14 @@
 //! The failure of a command: a code, a sentence, details, and an exit status that follows from the code.
 
-use muster_messages::{DetailField, Details, ErrorBody, ErrorCode};
+use muster_messages::{DetailField, Details, ErrorBody, ErrorCode, Word};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Why a command failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// A word that scripts match.
-    pub code: String,
+    /// What scripts match. A word that is not in the contract's list is kept as text: one of the command line itself, or of a newer server.
+    pub code: Word<ErrorCode>,
     /// The exit status of `muster` for it.
     pub exit: u8,
     /// A sentence for people.
@@ -20,7 +20,7 @@ pub struct Failure {
 impl Failure {
     /// A failure with one of the contract's codes.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code: code.to_string(), exit: code.exit_status(), message: message.into(), details: json!({}) }
+        Self { code: code.into(), exit: code.exit_status(), message: message.into(), details: json!({}) }
     }
     /// An unexpected failure: exit 1.
     pub fn internal(message: impl std::fmt::Display) -> Self {
@@ -28,7 +28,7 @@ impl Failure {
     }
     /// A refusal by the command line itself, with a code outside the contract: exit 6.
     pub fn refused(code: &str, message: impl Into<String>) -> Self {
-        Self { code: code.to_owned(), exit: 6, message: message.into(), details: json!({}) }
+        Self { code: code.into(), exit: 6, message: message.into(), details: json!({}) }
     }
     /// A file or folder that could not be used.
     pub fn io(what: impl std::fmt::Display, error: &std::io::Error) -> Self {
@@ -44,9 +44,9 @@ impl Failure {
     pub fn detail<T: DeserializeOwned>(&self, field: DetailField<T>) -> Option<T> {
         Details::of(&self.details).get(field)
     }
-    /// Whether the server answered with this code.
+    /// Whether it has this code.
     pub fn is(&self, code: ErrorCode) -> bool {
-        self.code == code.to_string()
+        self.code == code
     }
     /// Whether it is transient: about the cluster's state, not about the request.
     pub fn is_transient(&self) -> bool {
@@ -66,7 +66,7 @@ impl Failure {
     /// The refusal in an HTTP answer: the code of its error document or, for a Kubernetes object, of the HTTP status.
     pub fn from_http(status: u16, document: &Value) -> Self {
         let error = &document["error"];
-        let code = serde_json::from_value(error["code"].clone()).unwrap_or(match status {
+        let code = error["code"].as_str().and_then(ErrorCode::of).unwrap_or(match status {
             401 => ErrorCode::Unauthenticated,
             403 => ErrorCode::Forbidden,
             404 => ErrorCode::NotFound,
@@ -87,7 +87,7 @@ impl From<ErrorBody> for Failure {
     fn from(body: ErrorBody) -> Self {
         let document = body.to_json();
         Self {
-            code: body.code.to_string(),
+            code: body.code.into(),
             exit: body.code.exit_status(),
             details: document["error"]["details"].clone(),
             message: body.message,
@@ -129,6 +129,16 @@ mod tests {
             failure.to_json(),
             json!({"error": {"code": "quorum_at_risk", "message": "it would leave 1 of 3 voters", "details": {"needed": 2}}})
         );
+    }
+
+    #[test]
+    fn codes_are_compared_as_values_and_other_words_are_kept() {
+        let known = Failure::refused("conflict", "");
+        assert!(known.is(ErrorCode::Conflict) && known.code.known() == Some(ErrorCode::Conflict), "{known:?}");
+        let other = Failure::refused("of_a_newer_server", "");
+        assert_eq!(other.code, Word::Other("of_a_newer_server".to_owned()));
+        assert_eq!(other.to_json()["error"]["code"], "of_a_newer_server");
+        assert!(!other.is(ErrorCode::Internal) && !other.may_pass(), "{other:?}");
     }
 
     #[test]

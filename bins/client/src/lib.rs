@@ -33,5 +33,5 @@ pub use muster_gateway::{BoxStream, Dialer, Framed};
 pub use muster_messages::wire::{ListOf, Request};
 pub use muster_messages::{
     DetailField, Details, ErrorBody, ErrorCode, EventView, EventsView, Name, NodeListView, NodeView, RequestId,
-    Revision, Role, RoleChangeView, RootId, RootView, RootsView, Secret, StatusView, detail,
+    Revision, Role, RoleChangeView, RootId, RootView, RootsView, Secret, StatusView, Word, detail,
 };

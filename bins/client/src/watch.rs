@@ -206,7 +206,7 @@ mod tests {
                 daemon(&socket, vec![first.clone()]);
                 let strict = watch(&socket, since);
                 let mut watch = if skips { strict.skipping_lost() } else { strict };
-                let ended = next(&mut watch).await.map(drop).map_err(|failure| failure.code);
+                let ended = next(&mut watch).await.map(drop).map_err(|failure| failure.code.to_string());
                 assert_eq!(ended, expected.map_err(str::to_owned), "{n} {skips}");
                 assert_eq!(watch.position().0, if expected.is_ok() { 9 } else { since }, "{n} {skips}");
             }

@@ -322,7 +322,7 @@ fn refused(why: &str) -> Failure {
 
 fn revoked_while_running(scope: &str, why: &str) -> Failure {
     let message = format!("admission to {scope} was revoked: {why}; the command was ended");
-    Failure { code: "admission_revoked".to_owned(), exit: EXIT_ADMISSION_REVOKED, message, details: json!({}) }
+    Failure { code: "admission_revoked".into(), exit: EXIT_ADMISSION_REVOKED, message, details: json!({}) }
 }
 
 #[cfg(test)]

@@ -12,12 +12,17 @@ pub fn word(value: impl Serialize) -> String {
 }
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $variant:ident => $http:literal, $exit:literal;)*) => {
-        /// The codes of the contract. Each fixes an HTTP status and an exit status.
+    ($($(#[$doc:meta])* $variant:ident => $text:literal, $http:literal, $exit:literal;)*) => {
+        /// The codes of the contract. Each fixes a word, an HTTP status and an exit status.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        pub enum ErrorCode { $($(#[$doc])* $variant,)* }
+        pub enum ErrorCode { $($(#[$doc])* #[serde(rename = $text)] $variant,)* }
         impl ErrorCode {
+            #[cfg(test)]
+            const ALL: &'static [Self] = &[$(Self::$variant,)*];
+            /// The word that scripts match.
+            pub fn text(self) -> &'static str { match self { $(ErrorCode::$variant => $text,)* } }
+            /// The code with this word. `None`: this release does not know it.
+            pub fn of(text: &str) -> Option<Self> { match text { $($text => Some(ErrorCode::$variant),)* _ => None } }
             /// The HTTP status of this code.
             pub fn http_status(self) -> u16 { match self { $(ErrorCode::$variant => $http,)* } }
             /// The exit status of `muster` for this code.
@@ -30,86 +35,86 @@ macro_rules! codes {
 
 codes! {
     /// The request is malformed, or what it names is.
-    Invalid => 400, 2;
+    Invalid => "invalid", 400, 2;
     /// The caller has no valid identity.
-    Unauthenticated => 401, 6;
+    Unauthenticated => "unauthenticated", 401, 6;
     /// The caller may not make this request.
-    Forbidden => 403, 6;
+    Forbidden => "forbidden", 403, 6;
     /// What the request names does not exist.
-    NotFound => 404, 4;
+    NotFound => "not_found", 404, 4;
     /// The state has changed, or another holds what was asked for.
-    Conflict => 409, 8;
+    Conflict => "conflict", 409, 8;
     /// The cluster would be left without a manager.
-    LastManager => 409, 6;
+    LastManager => "last_manager", 409, 6;
     /// A majority of the managers might not answer afterwards.
-    QuorumAtRisk => 409, 6;
+    QuorumAtRisk => "quorum_at_risk", 409, 6;
     /// A manager is demoted before it is removed.
-    DemoteFirst => 409, 6;
+    DemoteFirst => "demote_first", 409, 6;
     /// A node that answers is removed only by force.
-    NodeNotDown => 409, 6;
+    NodeNotDown => "node_not_down", 409, 6;
     /// The node is blocked.
-    Blocked => 409, 6;
+    Blocked => "blocked", 409, 6;
     /// The node is not a manager any more.
-    Demoted => 409, 6;
+    Demoted => "demoted", 409, 6;
     /// The node is not in the cluster any more.
-    Removed => 409, 6;
+    Removed => "removed", 409, 6;
     /// The join token is not of this cluster, or was revoked.
-    BadToken => 409, 6;
+    BadToken => "bad_token", 409, 6;
     /// The join token has expired.
-    TokenExpired => 409, 6;
+    TokenExpired => "token_expired", 409, 6;
     /// The join token was used as often as it may be.
-    TokenUsedUp => 409, 6;
+    TokenUsedUp => "token_used_up", 409, 6;
     /// The root is not the one that the token names.
-    DigestMismatch => 409, 6;
+    DigestMismatch => "digest_mismatch", 409, 6;
     /// This node is not a manager: ask one.
-    NotAManager => 409, 6;
+    NotAManager => "not_a_manager", 409, 6;
     /// A serving member is incompatible with it, or a gate does not admit a member.
-    GateClosed => 409, 6;
+    GateClosed => "gate_closed", 409, 6;
     /// The request is larger than its limit.
-    TooLarge => 413, 2;
+    TooLarge => "too_large", 413, 2;
     /// A limit of concurrent requests is reached.
-    TooManyRequests => 429, 6;
+    TooManyRequests => "too_many_requests", 429, 6;
     /// No majority of the managers answers.
-    NoQuorum => 503, 5;
+    NoQuorum => "no_quorum", 503, 5;
     /// The server cannot be reached, or is starting.
-    Unreachable => 503, 5;
+    Unreachable => "unreachable", 503, 5;
     /// This manager has not applied the state that the request needs.
-    NotKnownHereYet => 503, 5;
+    NotKnownHereYet => "not_known_here_yet", 503, 5;
     /// Leadership was lost while the proposal was in flight: retry with the same request id.
-    UnknownOutcome => 503, 5;
+    UnknownOutcome => "unknown_outcome", 503, 5;
     /// The deadline passed before there was an answer.
-    TimedOut => 504, 3;
+    TimedOut => "timed_out", 504, 3;
     /// A bug, or a fault of the machine.
-    Internal => 500, 1;
+    Internal => "internal", 500, 1;
     /// The replicated state has no room for this change. Deletions and renewals are still possible.
-    StateFull => 507, 6;
+    StateFull => "state_full", 507, 6;
     /// The audit log of this daemon is required and cannot be written: nothing was done.
-    AuditUnavailable => 503, 5;
+    AuditUnavailable => "audit_unavailable", 503, 5;
     /// The cluster has a root with this key already.
-    SameKey => 409, 6;
+    SameKey => "same_key", 409, 6;
     /// The cluster has as many roots as it may have.
-    TooManyRoots => 409, 6;
+    TooManyRoots => "too_many_roots", 409, 6;
     /// Managers, or certificates that are valid, depend on the root.
-    RootInUse => 409, 6;
+    RootInUse => "root_in_use", 409, 6;
     /// Autolock is off.
-    NotEnabled => 409, 6;
+    NotEnabled => "not_enabled", 409, 6;
     /// Managers that are away keep too many former unlock keys.
-    TooManyKeys => 409, 6;
+    TooManyKeys => "too_many_keys", 409, 6;
     /// The key opens nothing of this daemon.
-    BadUnlockKey => 409, 6;
+    BadUnlockKey => "bad_unlock_key", 409, 6;
     /// The daemon is sealed under an earlier key than the one given.
-    OldKeyNeeded => 409, 6;
+    OldKeyNeeded => "old_key_needed", 409, 6;
     /// The daemon is not locked.
-    NotLocked => 409, 6;
+    NotLocked => "not_locked", 409, 6;
     /// The daemon waits for its unlock key.
-    Locked => 503, 5;
+    Locked => "locked", 503, 5;
     /// Changes after the given revision are no longer known here: list again.
-    Expired => 410, 8;
+    Expired => "expired", 410, 8;
 }
 
 impl std::fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&word(self))
+        f.write_str(self.text())
     }
 }
 
@@ -272,6 +277,22 @@ impl std::fmt::Display for RefusalReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_of_codes_are_their_names_in_snake_case() {
+        for code in ErrorCode::ALL {
+            let mut expected = String::new();
+            for c in format!("{code:?}").chars() {
+                if c.is_ascii_uppercase() && !expected.is_empty() {
+                    expected.push('_');
+                }
+                expected.push(c.to_ascii_lowercase());
+            }
+            assert_eq!((code.text(), word(code)), (expected.as_str(), expected.clone()));
+            assert_eq!(ErrorCode::of(code.text()), Some(*code));
+        }
+        assert_eq!(ErrorCode::of("of_a_newer_release"), None);
+    }
 
     #[test]
     fn only_what_was_not_decided_is_transient() {

@@ -1,12 +1,14 @@
 //! Words of the contract that travel as text: in JSON, in the log, and between releases.
 //!
-//! A list of such words is a plain enum, made by [`words!`]. Where a word arrives from another process its type is [`Word`]:
+//! A list of such words is a plain enum, made by [`words!`] or, in `base`, by a table of its own ([`ErrorCode`]). Where a word arrives from another process its type is [`Word`]:
 //! a newer release may send one that this release does not know, and it must still be stored, shown and passed on unchanged.
 //! Serialization is that of a string, in JSON and in bincode alike.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::base::ErrorCode;
 
 /// A fixed list of words.
 pub trait Words: Copy {
@@ -69,6 +71,16 @@ macro_rules! all_words {
 }
 
 pub(crate) use {all_words, words};
+
+/// The codes of errors have their words in JSON only: between releases an [`ErrorCode`] travels as a number, a `Word<ErrorCode>` as text.
+impl Words for ErrorCode {
+    fn text(self) -> &'static str {
+        ErrorCode::text(self)
+    }
+    fn of(text: &str) -> Option<Self> {
+        ErrorCode::of(text)
+    }
+}
 
 /// A word as it was received: a known one, or the text that another release sent.
 #[derive(Clone, Debug, PartialEq, Eq)]

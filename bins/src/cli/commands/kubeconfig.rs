@@ -166,7 +166,7 @@ mod tests {
         for bad in
             ["nonsense", "", ":4400", "n1:", "n1:0", "n1:70000", "https://n1:4400", "n1:44/x", "::1:4400", "[n1]:1"]
         {
-            assert_eq!(check_server(bad).unwrap_err().code, "invalid", "{bad}");
+            assert_eq!(check_server(bad).unwrap_err().code, ErrorCode::Invalid, "{bad}");
         }
     }
 

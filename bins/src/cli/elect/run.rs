@@ -217,7 +217,7 @@ impl Work {
 
 fn lost_lease(lease: &LeaseRef, ending: &Ending) -> Failure {
     let message = format!("{lease} was lost while the command ran: {ending}; the command was ended");
-    Failure { code: "leadership_lost".to_owned(), exit: EXIT_LEADERSHIP_LOST, message, details: serde_json::json!({}) }
+    Failure { code: "leadership_lost".into(), exit: EXIT_LEADERSHIP_LOST, message, details: serde_json::json!({}) }
 }
 
 impl Candidate for Work {

@@ -130,7 +130,7 @@ async fn locked_daemon_serves_its_socket_until_it_is_unlocked() {
         };
         assert!(status.locked && status.version == Revision(5), "{status:?}");
         let refused = client.call(Request::NodeList { fresh: false }).await.unwrap_err();
-        assert_eq!((refused.code.as_str(), refused.exit), ("locked", 5));
+        assert_eq!((refused.code.known(), refused.exit), (Some(ErrorCode::Locked), 5));
         let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
         let closed = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 8]).await;
         assert!(matches!(closed, Ok(0) | Err(_)), "accepted and closed");
