@@ -49,6 +49,15 @@ fn texts_name_no_registry() {
 }
 
 #[test]
+fn every_actor_crate_has_an_overview() {
+    let manifests = texts(|path| path.starts_with("actors/") && path.ends_with("/Cargo.toml"));
+    let folders = manifests.iter().filter_map(|file| file.path.strip_suffix("/Cargo.toml"));
+    let missing: Vec<String> =
+        folders.map(|folder| format!("{folder}/OVERVIEW.md")).filter(|path| !top().join(path).is_file()).collect();
+    report("docs/ARCHITECTURE.md promises an overview of each crate with an actor or a library of theirs", &missing);
+}
+
+#[test]
 fn document_links_lead_to_existing_files() {
     let mut dead = Vec::new();
     for file in texts(|path| path.ends_with(".md")) {
