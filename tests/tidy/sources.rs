@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Text, has_word, report, texts};
 
-/// Forbidden in a core: runtimes, clocks, concurrency, unordered collections, hidden randomness.
-const FORBIDDEN_IN_CORES: [&str; 21] = [
+/// Forbidden in a core: runtimes, clocks, concurrency, unordered collections, hidden randomness, state that changes behind a shared reference.
+const FORBIDDEN_IN_CORES: [&str; 25] = [
     "tokio",
     "ractor",
     "Instant",
@@ -27,6 +27,25 @@ const FORBIDDEN_IN_CORES: [&str; 21] = [
     "mpsc",
     "oneshot",
     "thread",
+    "Cell",
+    "RefCell",
+    "OnceLock",
+    "LazyLock",
+];
+
+/// Cores with such a word, each with its reason. This list only shrinks.
+const IMPURE_CORES: [(&str, &str, &str); 3] = [
+    (
+        "actors/raft-member/src/core/values.rs",
+        "OnceLock",
+        "the bytes of a snapshot, encoded by whichever clone of the job runs first: all of them would encode the same",
+    ),
+    ("actors/kubernetes/src/openapi/mod.rs", "LazyLock", "documents made of constant tables, on the first request"),
+    (
+        "actors/store/src/bugs.rs",
+        "Cell",
+        "the bug that a simulation injects, per thread; without the feature, no code reads it",
+    ),
 ];
 
 /// Log macros whose lines operators read.
@@ -108,20 +127,42 @@ fn skip_item<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>) {
     }
 }
 
+/// The lines of a core with a forbidden word.
+fn impure(file: &Text) -> Vec<(usize, &'static str)> {
+    let of_line = |(number, line): (usize, &str)| {
+        let found = FORBIDDEN_IN_CORES.iter().filter(|word| has_word(line, word)).map(|word| (number, *word));
+        found.collect::<Vec<_>>()
+    };
+    shipped(file).into_iter().flat_map(of_line).collect()
+}
+
 #[test]
 fn cores_are_pure() {
-    let mut violations = Vec::new();
+    let (mut violations, mut used) = (Vec::new(), BTreeSet::new());
     for file in texts(is_core).iter().filter(|file| !is_test_file(&file.path)) {
-        for (number, line) in shipped(file) {
-            for word in FORBIDDEN_IN_CORES.iter().filter(|word| has_word(line, word)) {
-                violations.push(format!("{}:{number}: {word}", file.path));
+        for (number, word) in impure(file) {
+            match IMPURE_CORES.iter().position(|(path, allowed, _)| (*path, *allowed) == (file.path.as_str(), word)) {
+                Some(exception) => {
+                    used.insert(exception);
+                }
+                None => violations.push(format!("{}:{number}: {word}", file.path)),
             }
         }
     }
+    let unused = IMPURE_CORES.iter().enumerate().filter(|(nth, _)| !used.contains(nth));
+    violations.extend(unused.map(|(_, (path, word, _))| format!("{path}: {word}: remove it from the list")));
     report(
-        "a core uses only values: no runtime, clock, concurrency, unordered iteration or hidden randomness",
+        "a core uses only values: no runtime, clock, concurrency, unordered iteration, hidden randomness or hidden state",
         &violations,
     );
+}
+
+#[test]
+fn hidden_state_in_a_core_is_found() {
+    let text = "use std::cell::{Cell, RefCell};\nstatic A: OnceLock<u8> = OnceLock::new(); // LazyLock\nstatic B: LazyLock<u8> = f();\n\
+                struct Cells(u8);\n";
+    let found = impure(&Text { path: "x.rs".into(), text: text.into() });
+    assert_eq!(found, [(1, "Cell"), (1, "RefCell"), (2, "OnceLock"), (3, "LazyLock")]);
 }
 
 #[test]
