@@ -17,6 +17,7 @@ use crate::Config;
 use crate::core::{Core, Effect, Input, Now};
 use crate::view::view;
 
+/// Bound of a proposal: entries are applied within milliseconds while a quorum answers. The core tries again later.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 /// The Raft member answers by its deadline; this is a little longer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);

@@ -61,6 +61,7 @@ impl HealthCheck {
 mod tests {
     use super::*;
 
+    /// What Kubernetes' components tolerate.
     const TOLERANCE: Duration = Duration::from_secs(20);
 
     fn config() -> ElectorConfig {

@@ -17,6 +17,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The pause after an offence: doubled with each further offence, reset after [`LOG_INTERVAL`] without one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// A manager whose fault is repaired has a session again within half a minute, and one that repeats its offence costs two handshakes a
+/// minute.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug)]

@@ -146,6 +146,7 @@ fn tidy(mut list: Vec<String>) -> Vec<String> {
 mod tests {
     use super::*;
 
+    /// The default of an agent's configuration.
     const FORGIVE: Duration = Duration::from_secs(10);
 
     fn book(known: &[&str]) -> ManagerBook {

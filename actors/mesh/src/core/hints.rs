@@ -18,6 +18,8 @@ const NO_MAJORITY_DELAY: Duration = Duration::from_secs(2);
 const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause between two rounds, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Without a majority nothing can change, so a manager that is back at a hinted address must be found soon; a round of queries every 10 s
+/// costs little.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// The most addresses kept; an operator typed them.
 const MAX_HINTS: usize = 32;
