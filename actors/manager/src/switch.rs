@@ -1,6 +1,8 @@
 //! Switches: actors that keep a subtree running exactly while a watched value says so. The manager runtime runs while the
 //! certificate says manager; the leader's subtree while this member leads.
 
+mod core;
+
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -8,6 +10,8 @@ use muster_kernel::{Children, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+
+use self::core::{Step, SwitchCore};
 
 /// Inputs of a switch: its watched value, and the end of a change it made.
 pub enum SwitchMsg<L> {
@@ -41,50 +45,6 @@ pub trait Plan<L>: Send + Sync + 'static {
     fn after_stop(&self, value: L) -> BoxFuture<'static, ()>;
     /// The child's name.
     fn name(&self) -> &'static str;
-}
-
-/// What a switch does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Start,
-    Stop,
-    Prepare,
-}
-
-/// The decisions of a switch: one step at a time, towards the newest value.
-#[derive(Debug)]
-struct SwitchCore {
-    /// The key of the child that runs.
-    running: Option<u64>,
-    /// A stop or a preparation is in progress. It is when the switch starts: a child left by an earlier incarnation, whose key is
-    /// unknown, is stopped first.
-    busy: bool,
-}
-
-impl Default for SwitchCore {
-    fn default() -> Self {
-        Self { running: None, busy: true }
-    }
-}
-
-impl SwitchCore {
-    fn next(&mut self, wanted: Option<u64>, needs_preparation: bool) -> Option<Step> {
-        let runs = self.running.is_some();
-        if self.busy || wanted == self.running && (runs || !needs_preparation) {
-            return None;
-        }
-        if runs || needs_preparation {
-            self.busy = true;
-            return Some(if runs { Step::Stop } else { Step::Prepare });
-        }
-        self.running = wanted;
-        Some(Step::Start)
-    }
-
-    /// A stop or a preparation ended: nothing runs.
-    fn stopped(&mut self) {
-        (self.running, self.busy) = (None, false);
-    }
 }
 
 /// A switch over its own siblings.
@@ -166,7 +126,7 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Shell for Switch<L, P> {
     }
 
     fn view(&self) -> Value {
-        json!({"child": self.plan.name(), "running": self.core.running.is_some(), "stopping": self.core.busy})
+        json!({"child": self.plan.name(), "running": self.core.is_running(), "stopping": self.core.is_busy()})
     }
 }
 
