@@ -9,6 +9,7 @@
 //! applies nothing after the raise (LEVEL-2); the gate keeps the level at one that every participant supports.
 //! A manager that loses its lease is no longer waited for, and takes part again as soon as it can.
 
+mod core;
 mod raise;
 
 use std::collections::BTreeMap;
@@ -19,18 +20,16 @@ use muster_elector::BootTime;
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{
-    DefinitionKey, ErrorBody, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica, level_release,
-};
+use muster_messages::{ErrorBody, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica, level_release};
 use muster_raft_member::Incompatible;
 use muster_reconciler::{
-    AdmissionState, Cluster, Handler, LeaseTiming, Member, MemberSetup, MemberView, Reconcilers, Setup, member_spec,
-    reconcilers_spec,
+    Cluster, Handler, LeaseTiming, Member, MemberSetup, MemberView, Reconcilers, Setup, member_spec, reconcilers_spec,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::info;
 
+use self::core::{Change, Participation, ends_runtime, has_definition, is_known};
 pub use self::raise::definition;
 use self::raise::{LEADER_ANSWER_TIMEOUT, Raise};
 use crate::ReportIncompatible;
@@ -76,12 +75,13 @@ pub struct LevelPorts {
 pub struct FeatureLevel {
     ports: LevelPorts,
     member: Option<watch::Receiver<MemberView>>,
-    reported: String,
+    participation: Participation,
 }
 
 /// The actor's spec.
 pub fn spec(ports: LevelPorts) -> Spec {
-    let make = move || Ok(FeatureLevel { ports: ports.clone(), member: None, reported: String::new() });
+    let make =
+        move || Ok(FeatureLevel { ports: ports.clone(), member: None, participation: Participation::new(ports.level) });
     Spec::actor("feature-level", Address::new(64), make).contained().with_children()
 }
 
@@ -118,8 +118,7 @@ impl FeatureLevel {
 
     fn register_definition(&self, cx: &Cx<Msg>) {
         let definition = definition(self.ports.level);
-        let key = DefinitionKey { reconciler: definition.reconciler.clone(), release: definition.release.triple };
-        if self.ports.replicas.borrow().tables.reconcilers.definitions.contains_key(&key) {
+        if has_definition(&self.ports.replicas.borrow().tables, &definition) {
             return;
         }
         let cluster = Arc::clone(&self.ports.cluster);
@@ -129,39 +128,15 @@ impl FeatureLevel {
         });
     }
 
-    /// One log line per change.
-    fn log_change(&mut self, text: String) {
-        if self.reported != text {
-            info!("{text}");
-            self.reported = text;
+    fn observe_member(&mut self, cx: &Cx<Msg>) {
+        let Some(view) = &mut self.member else { return };
+        let Change { line, announces_again } = self.participation.observe(&view.borrow_and_update().admission_state);
+        if let Some(line) = line {
+            info!("{line}");
         }
-    }
-
-    fn log_membership(&mut self, cx: &Cx<Msg>) {
-        let view = self.member.as_mut().map(|view| view.borrow_and_update().admission_state.clone());
-        let Some(admission_state) = view else { return };
-        if let Some(text) = participation(&admission_state, self.ports.level) {
-            self.log_change(text);
-        }
-        if matches!(admission_state, AdmissionState::Revoked { .. } | AdmissionState::Refused { .. }) {
+        if announces_again {
             cx.after(RETRY_PAUSE, Msg::Announce);
         }
-    }
-}
-
-/// How this manager takes part in the scope, for people.
-fn participation(admission_state: &AdmissionState, level: u32) -> Option<String> {
-    match admission_state {
-        AdmissionState::Serving => {
-            Some(format!("participating in the scope {MANAGERS_SCOPE} at feature level {level}"))
-        }
-        AdmissionState::Waiting { reason, message } => {
-            Some(format!("waiting to participate in the scope {MANAGERS_SCOPE}: {reason}: {message}"))
-        }
-        AdmissionState::Revoked { why } | AdmissionState::Refused { why } => {
-            Some(format!("not participating in the scope {MANAGERS_SCOPE} for now: {why}"))
-        }
-        AdmissionState::Announcing { .. } | AdmissionState::Left => None,
     }
 }
 
@@ -172,21 +147,14 @@ impl Shell for FeatureLevel {
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let LevelPorts { report_incompatible, mut incompatible, level, .. } = self.ports.clone();
         cx.spawn(async move {
-            let reported = incompatible
-                .wait_for(|what| matches!(what, Some(Incompatible::Level(_))))
-                .await
-                .ok()
-                .and_then(|what| *what);
+            let reported = incompatible.wait_for(|what| ends_runtime(*what)).await.ok().and_then(|what| *what);
             if let Some(what) = reported {
                 report_incompatible(&sentence(what, level));
             }
         });
         let (mut replicas, me, id) = (self.ports.replicas.clone(), cx.me().clone(), self.ports.me);
         cx.spawn(async move {
-            let known = replicas.wait_for(|local_replica| {
-                local_replica.tables.cluster.is_some() && local_replica.tables.nodes.contains_key(&id)
-            });
-            if known.await.is_ok() {
+            if replicas.wait_for(|local_replica| is_known(&local_replica.tables, id)).await.is_ok() {
                 let _stopping = me.tell(Msg::Known);
             }
         });
@@ -206,7 +174,7 @@ impl Shell for FeatureLevel {
                 tracing::debug!(%why, "cannot register the definition of this feature level yet");
                 cx.after(RETRY_PAUSE, Msg::Register);
             }
-            Msg::Member => self.log_membership(cx),
+            Msg::Member => self.observe_member(cx),
             Msg::Announce => self.announce(cx),
         }
         Ok(())

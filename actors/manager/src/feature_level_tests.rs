@@ -3,8 +3,8 @@ use futures_util::future::BoxFuture;
 use muster_messages::protocol::Reply;
 use muster_messages::wire::LeaseRequest;
 use muster_messages::{
-    ActorState, ClusterId, ClusterRecord, CrashHow, ErrorCode, Incarnation, NodeRecord, Revision, Role, Secret,
-    WallTime,
+    ActorState, ClusterId, ClusterRecord, CrashHow, DefinitionKey, ErrorCode, Incarnation, NodeRecord, Revision, Role,
+    Secret, WallTime,
 };
 use muster_testkit::{ActorHarness, Probe};
 
@@ -56,7 +56,7 @@ fn me() -> NodeId {
 }
 
 /// A replica that contains this manager, in a cluster of this level.
-fn known(level: u32) -> Replica {
+pub(super) fn known(level: u32) -> Replica {
     let mut local_replica = Replica::default();
     local_replica.tables.cluster = Some(Arc::new(ClusterRecord {
         id: ClusterId::from_entropy(7),
