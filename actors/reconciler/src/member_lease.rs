@@ -14,7 +14,7 @@ use muster_messages::wire::LeaseRef;
 use muster_messages::{FencingToken, ParticipantKey, SessionId};
 use tokio::sync::watch;
 
-use crate::core::admission::AdmissionState;
+use crate::core::admission::{AdmissionState, LeaseState};
 use crate::member::{Leave, MemberSetup, MemberView};
 use crate::membership::Msg;
 
@@ -69,13 +69,10 @@ impl MemberLease {
     pub fn term(&self) -> Option<&Term> {
         self.term.as_ref()
     }
-    /// Whether a term lasts: the end of an earlier one means nothing.
-    pub fn lasts(&self) -> bool {
-        self.term.as_ref().is_some_and(|term| !term.cancellation().is_cancelled())
-    }
-    /// Whether the term is over by the clock. The process may have been frozen.
-    pub fn has_lapsed(&self) -> bool {
-        self.term.as_ref().is_some_and(|term| !term.is_current())
+    /// What holds now, for the decision of what counts.
+    pub fn state(&self) -> LeaseState {
+        let lasts = self.term.as_ref().is_some_and(|term| !term.cancellation().is_cancelled());
+        LeaseState { lasts, lapsed: self.term.as_ref().filter(|term| !term.is_current()).map(lost) }
     }
 
     /// The lease is held.
@@ -104,7 +101,7 @@ impl MemberLease {
 }
 
 /// Why a member whose term has ended no longer serves.
-pub(crate) fn lost(term: &Term) -> String {
+fn lost(term: &Term) -> String {
     term.why_ended().map_or_else(|| "its lease was lost".to_owned(), |why| format!("its lease was lost: {why}"))
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use crate::cluster_requests::{ANSWER_TIMEOUT, ANSWER_TRANSIT_TIME, ask};
 use crate::core::admission::{Admission, AdmissionState, Ask, Input, WATCH_WAIT};
 use crate::member::{Leave, Member, MemberSetup, MemberView};
-use crate::member_lease::{MemberLease, lost};
+use crate::member_lease::MemberLease;
 
 const MAILBOX: usize = 64;
 
@@ -88,6 +88,14 @@ impl MemberShell {
         self.publish();
     }
 
+    /// Applies an input as far as the lease admits it.
+    fn take(&mut self, cx: &Cx<Msg>, input: Input) {
+        let lease = self.lease.as_ref().map(MemberLease::state).unwrap_or_default();
+        for input in lease.admits(input) {
+            self.step(cx, input);
+        }
+    }
+
     fn term(&self) -> Option<&Term> {
         self.lease.as_ref().and_then(MemberLease::term)
     }
@@ -128,16 +136,11 @@ impl Shell for MemberShell {
     const KIND: &'static str = "Member";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        if self.setup.member.serves && self.restarted {
-            // The program that served relied on the incarnation that crashed. Its lease runs out.
-            self.view.send_modify(|view| {
-                if !view.admission_state.is_over() {
-                    view.admission_state =
-                        AdmissionState::Revoked { why: "the actor that holds its lease crashed".to_owned() };
-                }
-                (view.term, view.gone) = (None, true);
-            });
-            self.core.step(cx.now(), Input::Leave);
+        let shown = self.view.borrow().admission_state.clone();
+        if self.restarted
+            && let Some(shown) = self.core.restarted(shown)
+        {
+            self.view.send_modify(|view| (view.admission_state, view.term, view.gone) = (shown, None, true));
             return Ok(());
         }
         self.lease = Some(MemberLease::begin(cx, &self.setup, &self.leave, &self.view)?);
@@ -154,19 +157,10 @@ impl Shell for MemberShell {
                     self.step(cx, Input::Held(token));
                 }
             }
-            // Of an earlier term, while a later one lasts.
-            Msg::Lost(_) if self.lease.as_ref().is_some_and(MemberLease::lasts) => {}
-            Msg::Lost(why) => self.step(cx, Input::Lost { why }),
-            Msg::Blocked(why) => self.step(cx, Input::Blocked { why }),
-            Msg::Refused(why) => self.step(cx, Input::Refused { why }),
-            Msg::Answered { number, result } => {
-                // The process may have been frozen: an admission counts only while the lease does (SERVE-1).
-                let lapsed = self.lease.as_ref().filter(|lease| lease.has_lapsed()).and_then(MemberLease::term);
-                if let Some(why) = lapsed.map(lost) {
-                    self.step(cx, Input::Lost { why });
-                }
-                self.step(cx, Input::Answered { number, result });
-            }
+            Msg::Lost(why) => self.take(cx, Input::Lost { why }),
+            Msg::Blocked(why) => self.take(cx, Input::Blocked { why }),
+            Msg::Refused(why) => self.take(cx, Input::Refused { why }),
+            Msg::Answered { number, result } => self.take(cx, Input::Answered { number, result }),
             Msg::Leave => {
                 self.step(cx, Input::Leave);
                 if let Some(lease) = &mut self.lease {

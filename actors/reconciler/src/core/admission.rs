@@ -1,7 +1,7 @@
 //! The state of one participant: from a lease of its own to serving, and out again.
 //!
 //! Owns        the phase of the participant, its lease and token, and the request in flight.
-//! Inputs      the lease won and lost, answers, the request to leave.
+//! Inputs      the lease won and lost, answers, the request to leave, a crash of its actor.
 //! Outputs     announce, admit, watch; its state.
 //! Invariants  SERVE-1  it serves only between an admission that the cluster confirmed and the earliest of: its lease lost, its
 //!                      record removed, asked to stop, its own decision to leave. Serving ends once.
@@ -61,7 +61,7 @@ pub enum Ask {
     Watch { number: u64, seen: Revision },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Input {
     /// Its lease is held, with this token.
     Held(FencingToken),
@@ -83,6 +83,28 @@ pub enum Input {
     },
     Leave,
     Woke,
+}
+
+/// The lease when an input arrives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaseState {
+    /// A term of it lasts, as far as the election knows.
+    pub lasts: bool,
+    /// Why it is lost, if by the clock its term is over. The election may not know yet: the process may have been frozen.
+    pub lapsed: Option<String>,
+}
+
+impl LeaseState {
+    /// The inputs that count when this one arrives, in their order.
+    pub fn admits(self, input: Input) -> Vec<Input> {
+        match (input, self) {
+            // Of an earlier term, while a later one lasts.
+            (Input::Lost { .. }, Self { lasts: true, .. }) => vec![],
+            // An admission counts only while the lease does (SERVE-1).
+            (input @ Input::Answered { .. }, Self { lapsed: Some(why), .. }) => vec![Input::Lost { why }, input],
+            (input, _) => vec![input],
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -128,6 +150,18 @@ impl Admission {
             next_read_at: Moment(0),
             backoff: Backoff::new(seed),
         }
+    }
+
+    /// The actor of this member crashed and starts again; `shown` is what its program last saw. A server is over: its program relied
+    /// on the incarnation that crashed, whose lease runs out. It is shown as what is returned. `None`: it begins anew, as only its
+    /// record depended on that lease.
+    pub fn restarted(&mut self, shown: AdmissionState) -> Option<AdmissionState> {
+        if !self.serves {
+            return None;
+        }
+        self.over(AdmissionState::Left);
+        let crashed = || AdmissionState::Revoked { why: "the actor that holds its lease crashed".to_owned() };
+        Some(if shown.is_over() { shown } else { crashed() })
     }
 
     /// Applies an input; returns the next request.

@@ -219,3 +219,58 @@ fn leaving_ends_everything() {
     assert_eq!(scenario.0.admission_state(), &AdmissionState::Left);
     assert_eq!(scenario.0.wake_at(), None);
 }
+
+#[test]
+fn server_is_over_after_a_crash_and_shows_an_earlier_end() {
+    let left = AdmissionState::Left;
+    let crashed = AdmissionState::Revoked { why: "the actor that holds its lease crashed".into() };
+    let refused = AdmissionState::Refused { why: "no".into() };
+    let asked = AdmissionState::Revoked { why: "it was asked to stop".into() };
+    for (shown, expected) in [
+        (AdmissionState::Announcing { trouble: None }, crashed.clone()),
+        (AdmissionState::Serving, crashed),
+        (left.clone(), left.clone()),
+        (refused.clone(), refused),
+        (asked.clone(), asked),
+    ] {
+        let mut scenario = Scenario::new(true);
+        assert_eq!(scenario.0.restarted(shown), Some(expected));
+        assert_eq!(scenario.0.admission_state(), &left);
+        assert_eq!(scenario.receive(Input::Held(FencingToken(3))), None, "it never serves again");
+        assert_eq!((scenario.0.wake_at(), scenario.0.is_announced()), (None, false));
+    }
+}
+
+#[test]
+fn candidate_begins_anew_after_a_crash() {
+    for shown in [AdmissionState::Announcing { trouble: None }, AdmissionState::Left] {
+        let mut scenario = Scenario::new(false);
+        let new = scenario.0.clone();
+        assert_eq!(scenario.0.restarted(shown), None);
+        assert_eq!(scenario.0, new);
+    }
+}
+
+#[test]
+fn lapsed_lease_is_lost_before_an_answer_counts() {
+    let lost = |why: &str| Input::Lost { why: why.into() };
+    let answered = Input::Answered { number: 1, result: view(5, SERVING, None) };
+    let lease = |lasts, lapsed: Option<&str>| LeaseState { lasts, lapsed: lapsed.map(str::to_owned) };
+    for (state, input, expected) in [
+        (lease(true, None), answered.clone(), vec![answered.clone()]),
+        (lease(false, None), answered.clone(), vec![answered.clone()]),
+        (lease(true, Some("late")), answered.clone(), vec![lost("late"), answered.clone()]),
+        (lease(false, Some("late")), answered.clone(), vec![lost("late"), answered]),
+        // The end of an earlier term, while a later one lasts.
+        (lease(true, None), lost("gone"), vec![]),
+        (lease(true, Some("late")), lost("gone"), vec![]),
+        (lease(false, None), lost("gone"), vec![lost("gone")]),
+        (lease(false, Some("late")), lost("gone"), vec![lost("gone")]),
+        // Nothing else depends on it.
+        (lease(true, Some("late")), Input::Leave, vec![Input::Leave]),
+        (lease(true, Some("late")), Input::Woke, vec![Input::Woke]),
+        (lease(true, Some("late")), Input::Held(FencingToken(3)), vec![Input::Held(FencingToken(3))]),
+    ] {
+        assert_eq!(state.clone().admits(input.clone()), expected, "{state:?} {input:?}");
+    }
+}
