@@ -21,7 +21,9 @@ use crate::action::action;
 use crate::action_slot::RunningAction;
 use crate::candidates;
 use crate::cluster_requests::{ANSWER_TIMEOUT, ask, record};
-use crate::core::run::{Effect, Ended, Input, LogLine, Recorded, Run, Runner, Stepped, Waved, Work};
+use crate::core::run::{
+    Effect, Ended, Input, LogLine, Recorded, Run, Runner, Stepped, Succession, TermStep, Waved, Work, step_in_term,
+};
 use crate::run_view::RunView;
 use crate::wiring::Wiring;
 
@@ -59,19 +61,13 @@ pub(crate) struct RunnerShell {
 }
 
 impl RunnerShell {
-    /// Advances the run of the current term. Input of another term is ignored.
+    /// Advances the run of the current term.
     fn step(&mut self, cx: &Cx<Msg>, of: Option<FencingToken>, input: Input) {
         let Some((run, term)) = &mut self.running else { return };
-        if of.is_some_and(|of| of != run.who().term) {
+        let (mut out, at) = (Vec::new(), (cx.now(), cx.wall()));
+        if !step_in_term(run, at, term.is_current(), (of, input), &mut out) {
             return;
         }
-        // The process may have been frozen: input from before must not begin anything.
-        let over = !term.is_current() && !run.has_ended();
-        let mut out = Vec::new();
-        if over {
-            run.step(cx.now(), cx.wall(), Input::Ended, &mut out);
-        }
-        run.step(cx.now(), cx.wall(), input, &mut out);
         // First the checkpoint for the next incarnation, then the irreversible effects.
         self.wiring.run.set(Some(run.clone()));
         self.wiring.recorded.send_replace(run.is_recorded());
@@ -145,30 +141,23 @@ impl RunnerShell {
 
     /// Follows a change of term.
     fn take(&mut self, cx: &Cx<Msg>) {
-        let term = self.wiring.terms.borrow().clone();
-        let Some(term) = term.filter(|term| !term.cancellation().is_cancelled()) else {
-            self.step(cx, None, Input::Ended);
-            return;
-        };
-        let token = term.token().unwrap_or_default();
-        if self.running.as_ref().is_some_and(|(run, _)| run.who().term == token) {
-            return;
+        let held = self.wiring.terms.borrow().clone().filter(|term| !term.cancellation().is_cancelled());
+        let current = self.running.as_ref().map(|(run, _)| run.who().term);
+        match TermStep::of(current, held.map(|term| (term.token().unwrap_or_default(), term))) {
+            TermStep::End => self.step(cx, None, Input::Ended),
+            TermStep::Keep => {}
+            TermStep::Begin(token, term) => self.begin_term(cx, token, term),
         }
+    }
+
+    fn begin_term(&mut self, cx: &Cx<Msg>, token: FencingToken, term: Term) {
         let running_action = self.running_action(token);
-        let kept = self.wiring.run.get().flatten().filter(|run| run.who().term == token && !run.has_ended());
-        let run = match kept {
-            Some(mut run) => {
-                run.recover(running_action.as_ref().map(|running_action| running_action.number));
-                if let Some(running_action) = running_action {
-                    self.await_end(cx, running_action);
-                }
-                run
-            }
-            None => {
-                let (new, earlier) = (Run::new(self.who(token), rand::random()), self.wiring.run.get().flatten());
-                if let Some(earlier) = earlier { new.counting_on(&earlier) } else { new }
-            }
-        };
+        let acting = running_action.as_ref().map(|running_action| running_action.number);
+        let left = self.wiring.run.get().flatten();
+        let Succession { run, awaits_action } = Succession::of(self.who(token), rand::random(), left, acting);
+        if let Some(running_action) = running_action.filter(|_| awaits_action) {
+            self.await_end(cx, running_action);
+        }
         info!(reconciler = %self.wiring.name, term = %token, "reconciler term started");
         self.running = Some((run, term.clone()));
         cx.report(async move {

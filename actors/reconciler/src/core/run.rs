@@ -18,6 +18,7 @@ mod observed;
 mod outcome;
 mod recording;
 mod report;
+mod succession;
 mod tally;
 
 use std::collections::BTreeSet;
@@ -35,6 +36,7 @@ pub use self::ended::{Ended, Outcome};
 use self::failures::Failures;
 use self::recording::{Kept, Recording};
 use self::report::{Described, Reporting};
+pub use self::succession::{Succession, TermStep, step_in_term};
 pub use self::tally::Tally;
 
 /// How long a view may stay older than our own last step before it is accepted anyway.
