@@ -11,6 +11,7 @@ use muster_messages::runner_lease;
 use muster_messages::wire::LeaseRef;
 
 use crate::candidates::{Msg, REFUSAL_PAUSE};
+use crate::core::campaign::{CampaignState, CampaignStep};
 use crate::elect::RunnerCandidate;
 use crate::member::LeaseTiming;
 use crate::wiring::Wiring;
@@ -73,16 +74,24 @@ impl Campaign {
 
     /// Starts or ends it, as decided. With another timing of the lease it begins again, once no action is running.
     pub fn follow(&mut self, cx: &Cx<Msg>, wanted: bool, lease: LeaseTiming) {
-        let interrupts = self.wiring.action_slot.is_running();
-        match &self.elect {
-            Elect::None if wanted => self.begin(cx, lease),
-            Elect::Running(_, of) if wanted && *of != lease && interrupts => self.await_idle(cx),
-            Elect::Running(elector, of) if !wanted || *of != lease => {
+        let step = self.state(lease).step(wanted, self.wiring.action_slot.is_running());
+        match (step, &self.elect) {
+            (CampaignStep::Begin, _) => self.begin(cx, lease),
+            (CampaignStep::AwaitIdle, _) => self.await_idle(cx),
+            (CampaignStep::End, Elect::Running(elector, _)) => {
                 let elector = elector.clone();
                 elector.stop();
                 self.end(cx, Some(elector), Duration::ZERO);
             }
-            _ => {}
+            (CampaignStep::End | CampaignStep::Keep, _) => {}
+        }
+    }
+
+    fn state(&self, lease: LeaseTiming) -> CampaignState {
+        match &self.elect {
+            Elect::None => CampaignState::None,
+            Elect::Running(_, of) => CampaignState::Running { outdated: *of != lease },
+            Elect::Ending => CampaignState::Ending,
         }
     }
 

@@ -19,7 +19,7 @@ use tracing::info;
 
 use crate::campaign::Campaign;
 use crate::core::eligibility::{Eligibility, Input, Me};
-use crate::core::record::{RecordNeed, RecordStep};
+use crate::core::record::{Record, RecordNeed, RecordStep};
 use crate::member::{LeaseTiming, Leave, Member, MemberSetup, MemberView};
 use crate::membership::member_spec;
 use crate::wiring::Wiring;
@@ -106,13 +106,9 @@ impl Candidates {
         let timing = view.map(|view| view.timing).unwrap_or_default();
         let lease = self.wiring.setup.lease.with(&timing);
         self.campaign.follow(cx, self.need.campaigns(self.core.decision().stands), lease);
-        let gone = self.member.as_ref().is_none_or(|(view, _)| view.borrow().gone);
-        let step = self.need.step(self.campaign.is_over(), gone);
-        if let Some((_, leave)) = self.member.as_ref().filter(|_| step != RecordStep::Keep) {
-            leave.leave();
-        }
-        match step {
-            RecordStep::Keep | RecordStep::Leave => {}
+        match self.need.step(self.campaign.is_over(), self.record()) {
+            RecordStep::Keep => {}
+            RecordStep::Leave => self.member.iter().for_each(|(_, leave)| leave.leave()),
             RecordStep::Ended => self.member = None,
             RecordStep::Retired => {
                 self.wiring.retired.send_replace(true);
@@ -120,21 +116,20 @@ impl Candidates {
         }
     }
 
+    fn record(&self) -> Option<Record> {
+        let (view, _) = self.member.as_ref()?;
+        let view = view.borrow();
+        Some(Record { over: view.admission_state.is_over(), gone: view.gone })
+    }
+
     fn observe(&mut self, cx: &Cx<Msg>) {
         let view = self.wiring.views.borrow_and_update().clone();
         let Some(view) = view else { return };
         let runnable = view.definition.as_ref().is_some_and(|definition| self.wiring.setup.runs(definition));
-        self.need.runnable = runnable;
-        if self.need.is_needed() && self.member.is_none() {
+        if self.need.observe(runnable, self.record()) {
             self.announce(cx);
         }
         self.step(cx, Input::View { view: &view, runnable });
-    }
-
-    /// Its record has ended, and is still needed.
-    fn announces_again(&self) -> bool {
-        let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().admission_state.is_over());
-        over && self.need.is_needed()
     }
 
     fn announce(&mut self, cx: &Cx<Msg>) {
@@ -177,7 +172,7 @@ impl Shell for Candidates {
             Msg::ViewChanged => self.observe(cx),
             Msg::Member => {
                 let view = self.member.as_mut().map(|(view, _)| view.borrow_and_update().clone());
-                if self.announces_again() {
+                if self.need.announces_again(self.record()) {
                     cx.after(REFUSAL_PAUSE, Msg::Retry);
                 }
                 self.step(cx, Input::Announced(view.is_some_and(|view| view.announced)));
@@ -192,13 +187,13 @@ impl Shell for Candidates {
                 self.act(cx);
             }
             Msg::Retry => {
-                if self.announces_again() {
+                if self.need.announces_again(self.record()) {
                     self.announce(cx);
                 }
                 self.campaign.check(cx);
             }
             Msg::Retire => {
-                self.need.retiring = true;
+                self.need.retire();
                 self.act(cx);
             }
             Msg::Woke => {
@@ -211,6 +206,6 @@ impl Shell for Candidates {
 
     fn view(&self) -> Value {
         let member = self.member.as_ref().map(|(view, _)| view.borrow().admission_state.clone());
-        json!({"decision": self.core.decision(), "record": member, "elect": self.campaign.word(), "retiring": self.need.retiring})
+        json!({"decision": self.core.decision(), "record": member, "elect": self.campaign.word(), "retiring": self.need.is_retiring()})
     }
 }

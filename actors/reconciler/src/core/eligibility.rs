@@ -2,6 +2,7 @@
 //!
 //! Owns        which candidates were there lately; how long this one keeps out.
 //! Inputs      the view, whether this candidate is announced, its resignation.
+//! Outputs     whether it campaigns, and why; when to check the clock again.
 //! Invariants  RUN-1  a candidate that sees a better one stops campaigning within the debounce; one that has left, or whose node is
 //!                    not selected any more, counts for a while, so that a restart of the newest member, or a change of its
 //!                    labels, does not hand its work to an older release.

@@ -3,7 +3,7 @@
 //! Owns        the definitions of each release that the process can run; the groups that run, or are being stopped.
 //! Inputs      the declared releases, their definitions, the end of a group, the request to retire ([`Facts`], [`Input`]).
 //! Outputs     watches of definitions; groups to start and to stop; that everything has ended.
-//! One group of a name at a time: with another release it is stopped, and started again once it has ended.
+//! Invariants  one group of a name at a time: with another release it is stopped, and started again once it has ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
