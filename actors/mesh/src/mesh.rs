@@ -143,9 +143,7 @@ impl MeshShell {
         }
         let certificate = opened.identity.clone();
         let Some(number) = self.sessions.open(cx, dialed, start, opened) else { return };
-        if dialed && !self.links.is_member(node) {
-            self.watch_non_member(cx, number, node, certificate);
-        }
+        self.session_opened(cx, (number, dialed), node, certificate);
         self.step(cx, Input::Opened { number, node, dialed });
     }
 

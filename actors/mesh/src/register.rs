@@ -103,12 +103,7 @@ impl Register {
     /// must be informed.
     pub fn take(&self, newcomer: Newcomer, asked: Option<StartId>) -> Option<bool> {
         let mut stored = self.binding_store.lock();
-        let still = match stored.bindings.decide(&newcomer, |start| self.is_open(start)) {
-            NewcomerDecision::Accept => true,
-            NewcomerDecision::Ask(binding) => asked.is_some() && binding.starts.this() == asked,
-            NewcomerDecision::Refuse(_) => false,
-        };
-        still.then(|| stored.bindings.take(Clock.wall(), newcomer))
+        stored.bindings.confirm(Clock.wall(), newcomer, asked, |start| self.is_open(start))
     }
 
     pub fn member_id_announced(&self, node: NodeId, start: StartId, member_id: RaftId) -> bool {

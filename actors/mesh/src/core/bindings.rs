@@ -95,6 +95,23 @@ impl IdentityBindings {
         known.any(|binding| binding.member_id.is_some() && binding.starts.this() == Some(start))
     }
 
+    /// Accepts the sender of a hello that both sides have agreed on, unless another process of its node was accepted meanwhile: `None`.
+    /// `asked`: the old process that did not answer. Otherwise whether the others must be informed.
+    pub fn confirm(
+        &mut self,
+        wall: WallTime,
+        newcomer: Newcomer,
+        asked: Option<StartId>,
+        open: impl FnOnce(StartId) -> bool,
+    ) -> Option<bool> {
+        let still_accepted = match self.decide(&newcomer, open) {
+            NewcomerDecision::Accept => true,
+            NewcomerDecision::Ask(binding) => asked.is_some() && binding.starts.this() == asked,
+            NewcomerDecision::Refuse(_) => false,
+        };
+        still_accepted.then(|| self.take(wall, newcomer))
+    }
+
     /// Accepts the newcomer. Whether the others must be informed.
     pub fn take(&mut self, wall: WallTime, newcomer: Newcomer) -> bool {
         let known = self.of(newcomer.node).filter(|binding| binding.starts.this() == newcomer.starts.this());

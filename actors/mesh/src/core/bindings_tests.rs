@@ -252,3 +252,30 @@ fn all_managers_converge_on_one_process_in_any_order() {
         assert_eq!(accepted.len(), 1, "offline: {offline}");
     }
 }
+
+/// Between the decision about a hello and the agreement of both sides another process may have been accepted.
+#[test]
+fn agreed_hello_counts_unless_another_process_was_accepted() {
+    let original = Directory::new();
+    let (copy, newer) = (original.restarted(8).elsewhere("10.0.0.10:4400"), original.restarted(9));
+    let is_open = |start: StartId| move |open: StartId| open == start;
+    let closed = |_: StartId| false;
+    let mut bindings = IdentityBindings::new(node(1));
+    let confirm = |bindings: &mut IdentityBindings, who: &Directory, asked: Option<StartId>| {
+        bindings.confirm(WallTime(5), who.hello(), asked, is_open(original.start()))
+    };
+    assert_eq!(confirm(&mut bindings, &original, None), Some(true), "the first");
+    assert_eq!(confirm(&mut bindings, &original, None), Some(false), "the others know it");
+    // Another one: only if the process that is accepted now was asked, and did not answer.
+    assert_eq!(confirm(&mut bindings, &copy, None), None);
+    assert_eq!(confirm(&mut bindings, &copy, Some(newer.start())), None, "another process was asked");
+    assert_eq!(bindings.of(node(9)).and_then(|binding| binding.starts.this()), Some(original.start()));
+    let mut replaced = bindings.clone();
+    assert_eq!(confirm(&mut replaced, &copy, Some(original.start())), Some(true));
+    assert_eq!(replaced.of(node(9)).and_then(|binding| binding.starts.this()), Some(copy.start()));
+    // The original runs on an older state than its successor by now.
+    assert_eq!(confirm(&mut replaced, &original, Some(copy.start())), None);
+    // A restart at the same address needs no question.
+    assert_eq!(confirm(&mut bindings.clone(), &newer, None), None, "the old session is open");
+    assert_eq!(bindings.confirm(WallTime(5), newer.hello(), None, closed), Some(true));
+}

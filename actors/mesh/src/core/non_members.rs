@@ -2,6 +2,8 @@
 //! stream of its dial-back stays.
 //!
 //! Owns        the certificate that each showed.
+//! Inputs      sessions that were opened; the replica, and which sessions remain.
+//! Outputs     sessions to end, each with the refusal.
 //! Invariants  MESH-26  a session dialled to a node that is not a member ends within [`CHECK_EVERY`] of a replica that blocks, removes
 //!                      or demotes the node, or replaces its certificate. The gateway ends accepted sessions, and a change of
 //!                      members those of members; neither sees these.
@@ -23,10 +25,19 @@ pub const CHECK_EVERY: Duration = Duration::from_millis(100);
 pub struct NonMembers(BTreeMap<SessionNumber, (NodeId, CertIdentity)>);
 
 impl NonMembers {
-    /// True: it is the first, and checks must begin.
-    pub fn add(&mut self, number: SessionNumber, node: NodeId, certificate: CertIdentity) -> bool {
-        self.0.insert(number, (node, certificate));
-        self.0.len() == 1
+    /// A session with this node was opened. True: it is the first that is watched, and checks must begin. The gateway watches one
+    /// that was accepted, and the links one with a member.
+    pub fn opened(
+        &mut self,
+        (number, dialed): (SessionNumber, bool),
+        (node, is_member): (NodeId, bool),
+        certificate: CertIdentity,
+    ) -> bool {
+        let watched = dialed && !is_member;
+        if watched {
+            self.0.insert(number, (node, certificate));
+        }
+        watched && self.0.len() == 1
     }
 
     pub fn is_empty(&self) -> bool {
@@ -92,7 +103,8 @@ mod tests {
         replica.tables.revision = GRANTED;
         replica.tables.nodes.insert(node(), record(Role::Manager));
         let mut non_members = NonMembers::default();
-        assert!(non_members.add(7, node(), certificate()) && !non_members.add(8, node(), certificate()));
+        assert!(non_members.opened((7, true), (node(), false), certificate()), "the first");
+        assert!(!non_members.opened((8, true), (node(), false), certificate()));
         let refused = |non_members: &mut NonMembers, replica: &Replica| {
             let refused = non_members.refused(replica, |number, _| number == 7);
             refused.into_iter().map(|(number, refusal)| (number, refusal.reason)).collect::<Vec<_>>()
@@ -109,5 +121,17 @@ mod tests {
             non_members.refused(&replica, |_, _| false).is_empty() && non_members.is_empty(),
             "it has become a member"
         );
+    }
+    #[test]
+    fn accepted_sessions_and_those_of_members_are_not_watched() {
+        let mut non_members = NonMembers::default();
+        for (dialed, is_member) in [(false, false), (false, true), (true, true)] {
+            assert!(!non_members.opened((7, dialed), (node(), is_member), certificate()));
+            assert!(non_members.is_empty(), "{dialed} {is_member}");
+        }
+        assert!(non_members.opened((8, true), (node(), false), certificate()));
+        assert!(!non_members.opened((9, false), (node(), false), certificate()), "checks have begun");
+        let remaining = |number, _| number == 8;
+        assert!(non_members.refused(&Replica::default(), remaining).is_empty() && !non_members.is_empty());
     }
 }

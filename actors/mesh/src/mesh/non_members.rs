@@ -26,8 +26,15 @@ impl MeshShell {
         }
     }
 
-    pub(super) fn watch_non_member(&mut self, cx: &Cx<Msg>, number: SessionNumber, node: NodeId, shown: CertIdentity) {
-        if self.non_members.add(number, node, shown) {
+    pub(super) fn session_opened(
+        &mut self,
+        cx: &Cx<Msg>,
+        (number, dialed): (SessionNumber, bool),
+        node: NodeId,
+        shown: CertIdentity,
+    ) {
+        let is_member = self.links.is_member(node);
+        if self.non_members.opened((number, dialed), (node, is_member), shown) {
             cx.after(CHECK_EVERY, Msg::CheckNonMembers);
         }
     }
