@@ -1,10 +1,11 @@
 //! The decisions of the mesh, without effects: which frames of a peer may pass, which member id a hello may name,
 //! which process of a node is accepted, when a snapshot is complete, which session of a node stays or ends, when to
-//! dial, what a refusal leads to.
+//! dial, what a refusal leads to, and what the end of a call.
 
 pub mod assembly;
 pub mod backlog;
 pub mod bindings;
+pub mod call_end;
 pub mod filter;
 pub mod frames;
 pub mod hello;

@@ -11,7 +11,7 @@ use muster_messages::{ErrorBody, Member, NodeId, RaftId, Replica};
 use tokio::sync::oneshot;
 
 use crate::msg::{Msg, PeerMsg};
-use crate::peer_call::{End, no_session, result_of, too_many_waiting};
+use crate::peer_call::{no_session, too_many_waiting};
 use crate::register::BindingStore;
 
 /// The peer actor ends a call at its deadline and knows why; this bounds a call to one that does not.
@@ -113,8 +113,8 @@ impl MeshHandle {
             Some(Err(Undeliverable::Down)) | None => return Err(no_session(to)),
         }
         match tokio::time::timeout(deadline + DEADLINE_MARGIN, answer).await {
-            Ok(answered) => answered.unwrap_or_else(|_| result_of(to, End::Failed)),
-            Err(_) => result_of(to, End::TimedOut),
+            Ok(answered) => answered.unwrap_or_else(|_| End::Failed.result_of(to)),
+            Err(_) => End::TimedOut.result_of(to),
         }
     }
 }

@@ -9,10 +9,11 @@ use muster_messages::protocol::{MeshMsg, Named, Reply};
 use muster_messages::wire::{IdentityBinding, PeerCall, RaftPacket, SnapshotHead, StartId};
 use muster_messages::{ErrorBody, NodeId};
 
+use crate::core::call_end::End;
 use crate::core::links::SessionNumber;
 use crate::endpoint::EndpointEvent;
 use crate::greeting::{Greeted, NotOpened, Opened};
-use crate::peer_call::{CallContent, End, Link};
+use crate::peer_call::{CallContent, Link};
 use crate::session_server::SessionEvent;
 
 #[derive(Named)]

@@ -17,11 +17,12 @@ use muster_messages::{Moment, NodeId, RaftId};
 use serde_json::{Value, json};
 
 use crate::core::backlog::{Backlog, member_ids};
+use crate::core::call_end::{Consequence, End, Notice, consequence};
 use crate::core::links::SessionNumber;
 use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
-use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Suspicion, Windows};
+use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Windows};
 use crate::msg::{PeerMsg, PeerStarted};
-use crate::peer_call::{CallContent, End, Link, check, not_sent, result_of, send};
+use crate::peer_call::{CallContent, Link, check, not_sent, send};
 use crate::raft_reports::RaftReports;
 use crate::service_calls::{Call, ServiceCalls};
 use crate::session::{EndReason, MAX_QUEUED_BYTES};
@@ -144,48 +145,26 @@ impl PeerShell {
     }
 
     fn done(&mut self, cx: &Cx<PeerMsg>, number: SessionNumber, what: CallContent, end: End) {
-        let current = self.link.as_ref().is_some_and(|l| l.session.number == number);
-        if current {
-            self.call_ended(cx, what.kind(), &end);
-        }
-        self.refused += u64::from(end.is_refused());
-        let taken = end.is_taken();
-        match what {
-            CallContent::Raft(member_ids) if !taken => self.reports.unreachable(member_ids),
-            // Rejected or lost: all further messages would be dropped.
-            CallContent::Membership if current && !taken => self.end_session(EndReason::MemberIdRejected),
-            // The peer may accept a process that this manager does not: the next session begins with the bindings.
-            CallContent::IdentityBindings if current && !taken => self.end_session(EndReason::Unanswered),
-            CallContent::Raft(_) | CallContent::Check(_) => {}
-            CallContent::Membership | CallContent::IdentityBindings => {}
-            CallContent::Piece(transfer, sent) if current => self.piece_done(cx.now(), (transfer, sent), end),
-            CallContent::Piece(..) => {}
-            CallContent::Call(reply) => {
-                let _gone = reply.send(result_of(self.node, end));
+        let (kind, now) = (what.kind(), cx.now());
+        let link = self.link.clone().filter(|link| link.session.number == number);
+        let suspicion = link.as_ref().map(|_| self.windows.call_ended(now, kind, &end));
+        let Consequence { checks, session_ends, notice } = consequence(kind, &end, suspicion);
+        if let Some(link) = link {
+            if checks {
+                self.send(cx, &link, check(), CHECK_DEADLINE, CallContent::Check(now));
+            }
+            if let Some(session_end) = session_ends {
+                link.session.end(session_end.into());
             }
         }
-    }
-
-    /// A call of the current session ended.
-    fn call_ended(&mut self, cx: &Cx<PeerMsg>, kind: Kind, end: &End) {
-        self.windows.ended(kind);
-        let (Some(link), now) = (self.link.clone(), cx.now()) else { return };
-        match end {
-            End::Answered(_) => self.windows.answered(now),
-            End::TimedOut => match self.windows.timed_out(now, kind) {
-                Suspicion::None => {}
-                Suspicion::Check => self.send(cx, &link, check(), CHECK_DEADLINE, CallContent::Check(now)),
-                Suspicion::Stuck => self.end_session(EndReason::Unanswered),
-            },
-            // Without the end of its check a peer would never be checked again.
-            End::Failed if matches!(kind, Kind::Check(_)) => self.end_session(EndReason::Closed),
-            End::Failed => {}
-        }
-    }
-
-    fn end_session(&self, why: EndReason) {
-        if let Some(link) = &self.link {
-            link.session.end(why);
+        self.refused += u64::from(end.is_refused());
+        match (notice, what) {
+            (Notice::Unreachable, CallContent::Raft(member_ids)) => self.reports.unreachable(member_ids),
+            (Notice::PieceEnded, CallContent::Piece(transfer, sent)) => self.piece_done(now, (transfer, sent), end),
+            (Notice::Result, CallContent::Call(reply)) => {
+                let _gone = reply.send(end.result_of(self.node));
+            }
+            _ => {}
         }
     }
 

@@ -1,20 +1,21 @@
 //! One call to a peer: sent through the current session, with a deadline.
 //!
 //! Inputs      the link, a message, its deadline.
-//! Outputs     `Done`, with how the call ended; the answer to the caller of a service.
+//! Outputs     `Done`, with how the call ended; the answer to the caller of a service whose call was not sent.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::Cx;
 use muster_messages::protocol::Reply;
-use muster_messages::wire::{self, PeerEnvelope, PeerMessage, PeerReply};
+use muster_messages::wire::{self, PeerEnvelope, PeerMessage};
 use muster_messages::{ErrorBody, ErrorCode, ErrorMark, Moment, NodeId, RaftId};
 use ractor::ActorRef;
 use tokio::sync::oneshot;
 
-use crate::core::outgoing::{PieceEnd, TransferNumber};
-use crate::core::windows::{Kind, PIECE_DEADLINE};
+use crate::core::call_end::End;
+use crate::core::outgoing::TransferNumber;
+use crate::core::windows::Kind;
 use crate::endpoint::EndpointMsg;
 use crate::msg::PeerMsg;
 use crate::session::Session;
@@ -38,42 +39,15 @@ pub enum CallContent {
 }
 
 impl CallContent {
-    /// The window that the call is in.
+    /// What the core knows of it.
     pub fn kind(&self) -> Kind {
         match self {
             CallContent::Raft(_) => Kind::Raft,
             CallContent::Check(sent) => Kind::Check(*sent),
-            CallContent::Membership | CallContent::IdentityBindings => Kind::Announcement,
+            CallContent::Membership => Kind::MemberId,
+            CallContent::IdentityBindings => Kind::IdentityBindings,
             CallContent::Piece(..) => Kind::Piece,
             CallContent::Call(_) => Kind::Call,
-        }
-    }
-}
-
-#[derive(Debug)]
-pub enum End {
-    Answered(PeerReply),
-    TimedOut,
-    /// The session ended, or the answer was unreadable.
-    Failed,
-}
-
-impl End {
-    /// The peer acknowledged the message.
-    pub fn is_taken(&self) -> bool {
-        matches!(self, End::Answered(PeerReply::Taken))
-    }
-    /// The peer refused the message.
-    pub fn is_refused(&self) -> bool {
-        matches!(self, End::Answered(PeerReply::Refused { .. }))
-    }
-    /// What it means for a piece of a snapshot.
-    pub fn of_piece(self) -> PieceEnd {
-        match self {
-            End::Answered(PeerReply::Taken) => PieceEnd::Taken,
-            End::Answered(PeerReply::Refused { reason }) => PieceEnd::Refused(reason),
-            End::Answered(PeerReply::Answer(_)) | End::Failed => PieceEnd::Lost("the session ended".to_owned()),
-            End::TimedOut => PieceEnd::Lost(format!("no answer in {} s", PIECE_DEADLINE.as_secs())),
         }
     }
 }
@@ -122,26 +96,6 @@ pub fn too_many_waiting() -> ErrorBody {
 pub fn not_sent() -> ErrorBody {
     let text = "the call exceeds the size limit between managers, or the session just ended";
     ErrorBody::new(ErrorCode::Unreachable, text)
-}
-
-/// What the caller of a service receives.
-pub fn result_of(node: NodeId, end: End) -> Result<Vec<u8>, ErrorBody> {
-    match end {
-        End::Answered(PeerReply::Answer(result)) => result,
-        End::Answered(PeerReply::Refused { reason }) => {
-            let text = format!("manager {node} refused the call: {reason}");
-            Err(ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(200)))
-        }
-        End::Answered(PeerReply::Taken) => {
-            Err(ErrorBody::new(ErrorCode::Internal, format!("manager {node} acknowledged the call without an answer")))
-        }
-        End::TimedOut => Err(ErrorBody::new(ErrorCode::TimedOut, format!("manager {node} did not answer in time"))),
-        // It was sent: unlike a call without a session, it may have been executed.
-        End::Failed => {
-            let text = format!("the session with manager {node} ended before it answered");
-            Err(ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(200)))
-        }
-    }
 }
 
 /// The answer without a session with a node.

@@ -16,6 +16,7 @@ use ractor::RpcReplyPort;
 use tokio_util::sync::CancellationToken;
 
 use crate::core::assembly::Assembly;
+use crate::core::call_end::SessionEnd;
 use crate::core::filter::{Side, Violation};
 use crate::core::links::{Because, SessionNumber};
 
@@ -62,6 +63,16 @@ impl From<Because> for EndReason {
             Because::Superseded => EndReason::Superseded,
             Because::NotWanted => EndReason::NotWanted,
             Because::Renewed => EndReason::Renewed,
+        }
+    }
+}
+
+impl From<SessionEnd> for EndReason {
+    fn from(session_end: SessionEnd) -> Self {
+        match session_end {
+            SessionEnd::Unanswered => EndReason::Unanswered,
+            SessionEnd::MemberIdRejected => EndReason::MemberIdRejected,
+            SessionEnd::Closed => EndReason::Closed,
         }
     }
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use muster_messages::Moment;
 use serde_json::{Value, json};
 
+use super::call_end::End;
 use super::pace::Pace;
 
 /// Unanswered calls with Raft messages: 8 batches keep a round trip busy (0.8 M items/s measured).
@@ -31,8 +32,9 @@ pub const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Raft,
-    /// A member id or identity bindings: few, and outside the windows.
-    Announcement,
+    /// Announcements: few, and outside the windows.
+    MemberId,
+    IdentityBindings,
     /// Whether the peer still answers; when it was sent. Outside the windows, too.
     Check(Moment),
     Piece,
@@ -82,25 +84,36 @@ impl Windows {
             *open += 1;
         }
     }
-    /// A call of the current session ended.
-    pub fn ended(&mut self, kind: Kind) {
+    /// A call of the current session ended. What that says of the peer: if it seems stuck, send the check now.
+    pub fn call_ended(&mut self, now: Moment, kind: Kind, end: &End) -> Suspicion {
+        self.ended(kind);
+        match end {
+            End::Answered(_) => {
+                self.answered(now);
+                Suspicion::None
+            }
+            End::TimedOut => self.timed_out(now, kind),
+            // The end of the session is reported separately.
+            End::Failed => Suspicion::None,
+        }
+    }
+    fn ended(&mut self, kind: Kind) {
         if let Some(open) = self.open(kind) {
             *open -= 1;
         }
     }
-    /// The peer answered a call of the current session.
-    pub fn answered(&mut self, now: Moment) {
+    fn answered(&mut self, now: Moment) {
         (self.answered_at, self.check) = (now, None);
     }
     /// The peer took a piece of the current snapshot.
     pub fn piece_taken(&mut self, round_trip: Duration) {
         self.pace.answered(round_trip);
     }
-    /// A call of the current session got no answer. A peer that answered nothing until the deadline of a Raft call or a piece is
-    /// checked: send the check now. (A call to a service may legitimately take long.)
-    pub fn timed_out(&mut self, now: Moment, kind: Kind) -> Suspicion {
+    /// A peer that answered nothing until the deadline of a Raft call or a piece is checked. (A call to a service may legitimately
+    /// take long.)
+    fn timed_out(&mut self, now: Moment, kind: Kind) -> Suspicion {
         let limit = match kind {
-            Kind::Raft | Kind::Announcement | Kind::Check(_) => RAFT_DEADLINE,
+            Kind::Raft | Kind::MemberId | Kind::IdentityBindings | Kind::Check(_) => RAFT_DEADLINE,
             Kind::Piece => PIECE_DEADLINE,
             Kind::Call => return Suspicion::None,
         };
@@ -125,7 +138,7 @@ impl Windows {
     pub fn of(&self, kind: Kind) -> (usize, usize) {
         match kind {
             Kind::Raft => (self.raft, RAFT_WINDOW),
-            Kind::Announcement | Kind::Check(_) => (0, usize::MAX),
+            Kind::MemberId | Kind::IdentityBindings | Kind::Check(_) => (0, usize::MAX),
             Kind::Piece => (self.pieces, self.pace.window()),
             Kind::Call => (self.calls, CALL_WINDOW),
         }
@@ -142,7 +155,7 @@ impl Windows {
     fn open(&mut self, kind: Kind) -> Option<&mut usize> {
         match kind {
             Kind::Raft => Some(&mut self.raft),
-            Kind::Announcement | Kind::Check(_) => None,
+            Kind::MemberId | Kind::IdentityBindings | Kind::Check(_) => None,
             Kind::Piece => Some(&mut self.pieces),
             Kind::Call => Some(&mut self.calls),
         }
@@ -151,6 +164,8 @@ impl Windows {
 
 #[cfg(test)]
 mod tests {
+    use muster_messages::wire::PeerReply;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -167,8 +182,10 @@ mod tests {
             windows.ended(kind);
             assert_eq!(windows.of(kind), (window - 1, window));
         }
-        windows.sent(Kind::Announcement);
-        assert!(windows.has_room(Kind::Announcement));
+        for kind in [Kind::MemberId, Kind::IdentityBindings, Kind::Check(at(1))] {
+            windows.sent(kind);
+            assert!(windows.has_room(kind));
+        }
     }
 
     #[test]
@@ -194,7 +211,7 @@ mod tests {
         let mut windows = Windows::default();
         windows.answered(at(1));
         assert_eq!(windows.timed_out(at(5), Kind::Raft), Suspicion::None);
-        assert_eq!(windows.timed_out(at(6), Kind::Announcement), Suspicion::Check);
+        assert_eq!(windows.timed_out(at(6), Kind::MemberId), Suspicion::Check);
         assert_eq!(windows.timed_out(at(6), Kind::Raft), Suspicion::None, "one check at a time");
         windows.answered(at(7));
         assert_eq!(windows.timed_out(at(8), Kind::Check(at(6))), Suspicion::None, "the peer has answered another call");
@@ -224,5 +241,30 @@ mod tests {
         assert_eq!(windows.timed_out(at(20), Kind::Raft), Suspicion::Check);
         assert_eq!(windows.timed_out(at(20), Kind::Check(at(5))), Suspicion::None);
         assert_eq!(windows.timed_out(at(21), Kind::Check(at(20))), Suspicion::Stuck);
+    }
+    #[test]
+    fn each_end_makes_room_and_an_answer_clears_suspicion() {
+        let mut windows = Windows::default();
+        let answers =
+            [PeerReply::Taken, PeerReply::Refused { reason: "full".to_owned() }, PeerReply::Answer(Ok(vec![]))];
+        let ends = answers.map(End::Answered).into_iter().chain([End::Failed, End::TimedOut]);
+        for (end, seconds) in ends.zip(1..) {
+            windows.sent(Kind::Raft);
+            assert_eq!(windows.call_ended(at(seconds), Kind::Raft, &end), Suspicion::None, "{end:?}");
+            assert_eq!(windows.of(Kind::Raft).0, 0, "{end:?}");
+        }
+        assert_eq!(windows.unanswered(), 1);
+        // The last answer came at 3 s.
+        let timed_out = |windows: &mut Windows, seconds, kind| {
+            windows.sent(kind);
+            windows.call_ended(at(seconds), kind, &End::TimedOut)
+        };
+        assert_eq!(timed_out(&mut windows, 8, Kind::Raft), Suspicion::Check);
+        let check = Kind::Check(at(8));
+        assert_eq!(windows.call_ended(at(9), check, &End::Failed), Suspicion::None, "the session ends");
+        assert_eq!(timed_out(&mut windows, 9, check), Suspicion::Stuck);
+        assert_eq!(windows.call_ended(at(9), check, &End::Answered(PeerReply::Taken)), Suspicion::None);
+        assert_eq!(timed_out(&mut windows, 13, Kind::Raft), Suspicion::None, "it has answered at 9 s");
+        assert_eq!(timed_out(&mut windows, 14, Kind::Raft), Suspicion::Check);
     }
 }
