@@ -300,6 +300,27 @@ fn state_of_a_core_says_what_it_owns() {
     report("a header says what state the file owns", &violations);
 }
 
+/// Whether a file of a core has the machine: the function through which every input passes.
+fn has_step(file: &Text) -> bool {
+    shipped(file).iter().any(|(_, line)| line.contains("fn step("))
+}
+
+#[test]
+fn a_step_says_what_comes_in_and_what_goes_out() {
+    let step = |text: &str| has_step(&Text { path: "x.rs".into(), text: text.into() });
+    assert!(step("impl A {\n    pub fn step(&mut self) {}\n}\n") && !step("fn stepped() {} // fn step(\n"));
+    let cores = texts(|path| is_core(path) && !PURE_CRATES.iter().any(|library| path.starts_with(library)));
+    let machines: Vec<&Text> = cores.iter().filter(|file| !is_test_file(&file.path) && has_step(file)).collect();
+    assert!(machines.len() > 20, "the machines are found");
+    let silent = |part: &&str, file: &Text| !file.text.lines().any(|line| line.starts_with(&format!("//! {part} ")));
+    let missing = |file: &&Text| {
+        let parts = ["Inputs", "Outputs"].into_iter().filter(|part| silent(part, file));
+        parts.map(|part| format!("{}: {part}", file.path)).collect::<Vec<_>>()
+    };
+    let violations: Vec<String> = machines.iter().flat_map(missing).collect();
+    report("the header of a core with a `step` says what its inputs and outputs are", &violations);
+}
+
 #[test]
 fn code_under_test_configuration_does_not_ship() {
     let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() { c() }\n}\nfn d() {} // e\n#[cfg(test)]\nuse f;\nfn g() {}\n";

@@ -1,6 +1,10 @@
 //! The decisions, as plain values: what to write, what to report, and when to try again.
 //!
 //! Owns        the goal, as the replica has it; what is known to be on disk; the write, the sealing of files and the report in progress.
+//! Inputs      newer replicas; how a write, the sealing of files and a report ended; the clock ([`Input`]).
+//! Outputs     the write, sealing and report to begin; what was taken or failed, for the log; when to wake it ([`Effect`]).
+//! Invariants  one write and one report are in progress at most, and a version is reported only once it is known to be on disk: see
+//!             SEAL-11 of the crate.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! Blocklist: which principals must be disconnected, and which blocks have expired.
 //!
 //! Owns        the last state that it processed, and the principals that still have to be disconnected.
-//! Inputs      each next replicated state, ticks, results of its proposals.  Outputs  disconnects, a sweep.
+//! Inputs      each next replicated state, ticks, results of its proposals.
+//! Outputs     disconnects, a sweep.
 //! Invariants  CUT-1  a principal that lost a right in a processed state is disconnected, despite crashes and full mailboxes.
 //!             CUT-2  a demoted node loses only the mesh: its agent session stays, to report the demotion.
 //!             CUT-3  no principal is disconnected for being unknown: only one known in an earlier state can be missing in a later one.

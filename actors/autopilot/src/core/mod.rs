@@ -4,6 +4,7 @@
 //!             accepted.
 //! Inputs      the newest state and doubts, results of its proposals, requests and offers, the clock.
 //! Outputs     proposals of its own records, requests to the role manager, offers of leadership.
+//! Invariants  those of the crate, AUTO-1 to AUTO-3, AUTO-5 and AUTO-7 to AUTO-9. One proposal, request or offer is in flight at most.
 //! It looks when something that it decides by has changed, and at the next time at which its decision may: never periodically.
 //! A crash costs time only: the change that has begun is in the state, and its request may be repeated.
 //! The wall clock is read once for each term, when its leadership begins; from then on only the monotonic clock counts. All incarnations

@@ -1,6 +1,9 @@
 //! The decisions of the certificate authority, as plain values; signing itself is an effect.
 //!
 //! Owns        the pending requests, the step that each waits for, and the certificates of workloads that are valid.
+//! Inputs      requests; newer replicas; results of signatures, proposals and reads; the clocks of the other managers ([`Input`]).
+//! Outputs     signatures, proposals and reads to make; an answer to each request; news of the clock, for the log ([`Effect`]).
+//! Invariants  those of the crate, CERT-1 to CERT-5 and CERT-8. A request is answered once, at its deadline at the latest.
 //!
 //! Every request is one [`Pending`] that passes through phases: admitted (joins only), caught up, signed, recorded (of
 //! workloads: confirmed), answered. Each step names what it waits for, so that a late result finds no request and changes nothing.
@@ -514,7 +517,7 @@ impl CertAuthority {
 
     fn answer(&mut self, ask: AskId, answer: Result<Answer, ErrorBody>, out: &mut Vec<Effect>) {
         if let Some(pending) = self.pending.remove(&ask) {
-            if let Some(step) = pending.phase.step() {
+            if let Some(step) = pending.phase.awaited_step() {
                 self.steps.remove(&step);
             }
             let count = if answer.is_ok() { &mut self.issued } else { &mut self.refused };

@@ -110,7 +110,7 @@ impl Phase {
             Phase::Confirming { .. } => "confirming",
         }
     }
-    pub(super) fn step(&self) -> Option<StepId> {
+    pub(super) fn awaited_step(&self) -> Option<StepId> {
         match self {
             Phase::CatchingUp(_) => None,
             Phase::Admitting { step, .. }

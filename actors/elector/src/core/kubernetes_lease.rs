@@ -1,7 +1,8 @@
 //! The elector of a Kubernetes lease: a record that any client may overwrite, protected only by versions and waiting.
 //!
 //! Owns        the phase, the one request in flight, and the record as it was last observed.
-//! Inputs      the result of its one request.  Outputs  read, create, overwrite.
+//! Inputs      the result of its one request.
+//! Outputs     read, create, overwrite.
 //! Invariants  OBSERVE-1  another's lease is taken only after it has not changed for the duration that its holder wrote, by the
 //!                        local clock, from when it was observed: no other clock is compared with the local one.
 //!             OBSERVE-2  it has one request in progress at a time, and what it overwrites is what it has read.

@@ -1,6 +1,8 @@
 //! What a supervisor decides. Pure: time, randomness and outcomes are inputs.
 //!
 //! Owns        each child's policy, run and phase; the runs that were abandoned; the recent failures; the restart under way.
+//! Inputs      children to start, stop and restart; their readiness and exits; elapsed timers ([`Input`]).
+//! Outputs     launches, stops and kills; timers; the states and exits to show; readiness and escalation of the group ([`Effect`]).
 //! Invariants  SUP-1  at most one incarnation of a child is wanted at any time; reports of older runs change nothing and are
 //!                    counted.
 //!             SUP-2  a child that was asked to stop, by request or because of a sibling, is not restarted for its exit, and that

@@ -1,6 +1,10 @@
 //! The decisions of a root rotation, as plain values; signing itself is an effect.
 //!
 //! Owns        the steps in flight, the requests of operators and acknowledgements that wait for them, and the time of the next look.
+//! Inputs      newer replicas; steps of operators; acknowledgements of nodes; results of signatures, proposals, reachability checks and of
+//!             the question to the authority above ([`Input`]).
+//! Outputs     signatures, proposals, checks and questions to begin; answers; when to wake it ([`Effect`]).
+//! Invariants  those of the crate: ROOT-2, ROOT-3, ROOT-9, UP-1. It looks at no state from before what it has done.
 
 mod above;
 mod plan;
