@@ -15,6 +15,7 @@ mod texts;
 mod tiers;
 mod units;
 mod waits;
+mod walks;
 mod words;
 
 use std::path::{Path, PathBuf};
