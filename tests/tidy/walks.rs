@@ -24,7 +24,7 @@ fn cells(line: &str) -> Vec<&str> {
 fn rows<'a>(text: &'a str, column: &str) -> BTreeMap<usize, &'a str> {
     let mut tables = text.lines().filter(|line| line.starts_with('|')).map(cells);
     let at = tables.find_map(|head| head.iter().position(|cell| *cell == column)).expect("the table has this column");
-    tables.filter_map(|row| Some((row.first()?.parse().ok()?, *row.get(at)?))).collect()
+    tables.filter_map(|row| Some((row.first()?.parse::<usize>().ok()?, *row.get(at)?))).collect()
 }
 
 /// The targets of the links in a cell.
@@ -33,10 +33,10 @@ fn targets(cell: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The hops of each row, from the items `- row N: …`: names in backticks, as node/actor.
-fn hops(text: &str) -> BTreeMap<usize, Vec<&str>> {
+fn hops<'a>(text: &'a str) -> BTreeMap<usize, Vec<&'a str>> {
     let items = text.lines().filter_map(|line| line.strip_prefix("- row ")?.split_once(": "));
-    let named = items.map(|(row, item)| (row.parse(), item.split('`').skip(1).step_by(2).collect()));
-    named.filter_map(|(row, names)| Some((row.ok()?, names))).collect()
+    let named = |item: &'a str| item.split('`').skip(1).step_by(2).collect::<Vec<_>>();
+    items.filter_map(|(row, item)| Some((row.parse::<usize>().ok()?, named(item)))).collect()
 }
 
 /// The number in front of these words.
