@@ -266,38 +266,54 @@ impl KubernetesElector {
             Ok(_) | Err(LockError::NotFound | LockError::Conflict) => None,
             Err(error) => Some(error.to_string()),
         };
-        match (step, result) {
+        let releases = matches!(step, Step::ReadToRelease | Step::Release);
+        if result.is_err() && !releases && self.is_over() {
+            return; // an attempt from before the work returned
+        }
+        match step {
             // 2. The lease was read, or is created if there is none.
-            (Step::Read, Ok(found)) => self.on_read(now, wall, found, out),
-            (Step::Read, Err(LockError::NotFound)) if !self.coordinated && !self.is_over() => {
-                let record =
-                    Record { transitions: 0, acquired: Some(wall), ..self.renewal_of(&Record::default(), wall) };
-                self.ask(now, Step::Write, What::Create(record), out);
-            }
-            (Step::RenewWithoutRead, Err(_)) if !self.is_over() => {
-                self.tally.read_after_failed_renewal += 1;
-                self.ask(now, Step::Read, What::Get, out);
-            }
-            (Step::RenewWithoutRead | Step::Write, Ok(written)) => self.on_written(now, sent, written, out),
-            (Step::Read | Step::RenewWithoutRead | Step::Write, Err(_)) if self.is_over() => {}
-            (Step::Read | Step::RenewWithoutRead | Step::Write, Err(_)) => self.retry_later(now),
-            (Step::ReadToRelease, Ok(found)) if found.record.holder == self.me => {
-                let record = Record {
-                    holder: String::new(),
-                    lease_duration: Duration::from_secs(1),
-                    acquired: Some(wall),
-                    renewed: Some(wall),
-                    ..found.record
-                };
-                self.ask(now, Step::Release, What::Update(record), out);
-            }
-            (Step::ReadToRelease, Ok(_) | Err(LockError::NotFound)) => self.on_released(now, out),
-            (Step::Release, Ok(written)) => {
-                self.seen = Some(Observation { record: written.record, at: now });
-                report_leader(&mut self.leader, None, out);
-                self.on_released(now, out);
-            }
-            (Step::ReadToRelease | Step::Release, Err(_)) => self.retry_later(now),
+            Step::Read => match result {
+                Ok(found) => self.on_read(now, wall, found, out),
+                Err(LockError::NotFound) if !self.coordinated => {
+                    let record =
+                        Record { transitions: 0, acquired: Some(wall), ..self.renewal_of(&Record::default(), wall) };
+                    self.ask(now, Step::Write, What::Create(record), out);
+                }
+                Err(_) => self.retry_later(now),
+            },
+            Step::RenewWithoutRead => match result {
+                Ok(written) => self.on_written(now, sent, written, out),
+                Err(_) => {
+                    self.tally.read_after_failed_renewal += 1;
+                    self.ask(now, Step::Read, What::Get, out);
+                }
+            },
+            Step::Write => match result {
+                Ok(written) => self.on_written(now, sent, written, out),
+                Err(_) => self.retry_later(now),
+            },
+            Step::ReadToRelease => match result {
+                Ok(found) if found.record.holder == self.me => {
+                    let record = Record {
+                        holder: String::new(),
+                        lease_duration: Duration::from_secs(1),
+                        acquired: Some(wall),
+                        renewed: Some(wall),
+                        ..found.record
+                    };
+                    self.ask(now, Step::Release, What::Update(record), out);
+                }
+                Ok(_) | Err(LockError::NotFound) => self.on_released(now, out),
+                Err(_) => self.retry_later(now),
+            },
+            Step::Release => match result {
+                Ok(written) => {
+                    self.seen = Some(Observation { record: written.record, at: now });
+                    report_leader(&mut self.leader, None, out);
+                    self.on_released(now, out);
+                }
+                Err(_) => self.retry_later(now),
+            },
         }
     }
 
@@ -396,7 +412,7 @@ impl KubernetesElector {
         }
     }
 
-    /// Whether the work has returned: earlier requests are not followed up.
+    /// Whether the work has returned: attempts from before that are not followed up.
     fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Releasing { .. } | Phase::Stopped)
     }

@@ -12,6 +12,18 @@
 //!                        do not take it from each other in turns.
 //! Why renewals overlap: one that a frozen manager swallowed must not keep the next from being sent elsewhere. Each counts from
 //! when it was sent, so the order of their answers does not matter.
+//!
+//! The phases are those of [`super::kubernetes_lease`]. Numbered comments mark the steps of a term, in reading order: `acquire_if_due`
+//! (1), `on_acquire_answer` (2: is it ours), `on_acquired` (3: lead), `renew_if_due` (4), `on_renewal_answer` (5), `work_ended` (6:
+//! release or not), `release_if_due` (7), `on_release_answer` (8), `on_released` (9: campaign again, or stop). Beside them a watch
+//! runs while the machine campaigns or leads: `on_watch_answer`.
+//!
+//! | phase | its request, when due | accepted | refused, or failed | watch: held by another | watch: ours | watch: free | the work returns |
+//! |---|---|---|---|---|---|---|---|
+//! | campaigning | acquire | **lead**; cancelled or too late: release | held: wait for the watch; final: stop; else retry | wait | chosen by a coordinator: acquire | acquire; with a coordinator: after its time to choose | |
+//! | leading, or draining | renew each retry period | renewed | lost or final: **end**; else retry, until the renew deadline ends it | **end: overtaken** | report a challenger | **end: overtaken** | release, unless the lease is seen beyond our token |
+//! | releasing | release at once | campaign again, or stop | not ours, or final: as accepted; else retry | | | | |
+//! | stopped | never | | | | | | |
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -46,9 +58,9 @@ pub struct OutstandingToken {
 enum Phase {
     Campaigning(Campaigning),
     /// Leading, or draining.
-    Holding(Box<Holding>),
+    Leading(Box<Leading>),
     /// The work has returned.
-    Leaving(Leaving),
+    Releasing(Releasing),
     Stopped,
 }
 
@@ -61,11 +73,11 @@ struct Campaigning {
     try_at: Option<Moment>,
     failures: u32,
     /// After it yielded: no attempt before this time, unless another has held the lease meanwhile.
-    defers_until: Option<Moment>,
+    no_attempt_before: Option<Moment>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Holding {
+struct Leading {
     tenure: Tenure,
     /// Unanswered renewals, and when each was sent.
     asked: BTreeMap<u64, Moment>,
@@ -73,11 +85,11 @@ struct Holding {
     failures: u32,
     challenged_by: Option<String>,
     /// The lease was seen beyond our token: released, deleted, or held under a later one.
-    passed: bool,
+    lease_moved_on: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Leaving {
+struct Releasing {
     token: FencingToken,
     /// It yielded to another candidate.
     yielded: bool,
@@ -91,12 +103,12 @@ struct Leaving {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Watch {
     asked: Option<u64>,
-    again_at: Option<Moment>,
+    next_at: Option<Moment>,
     failures: u32,
     /// The newest revision of the lease seen.
     seen: Revision,
-    /// Whether the lease has no holder, as far as known.
-    free: Option<bool>,
+    /// It was last seen without a holder.
+    seen_free: bool,
 }
 
 /// See the module.
@@ -115,7 +127,7 @@ pub struct MusterElector {
     blocked: Option<String>,
     cancelled: bool,
     /// The token under which another process of our name took the lease from us.
-    namesake: Option<FencingToken>,
+    same_name_token: Option<FencingToken>,
     tally: Tally,
 }
 
@@ -128,7 +140,7 @@ impl MusterElector {
             // The watch reports who is chosen.
             None if config.coordinated => Phase::Campaigning(Campaigning::default()),
             None => Phase::Campaigning(Campaigning { fresh: true, try_at: Some(Moment(0)), ..Campaigning::default() }),
-            Some(OutstandingToken { token, until }) => Phase::Leaving(Leaving {
+            Some(OutstandingToken { token, until }) => Phase::Releasing(Releasing {
                 token,
                 yielded: false,
                 asked: None,
@@ -150,7 +162,7 @@ impl MusterElector {
             leader: None,
             blocked: None,
             cancelled: false,
-            namesake: None,
+            same_name_token: None,
             tally: Tally::default(),
         }
     }
@@ -162,14 +174,14 @@ impl MusterElector {
             Signal::Started | Signal::Woke | Signal::RetryNow => {}
             Signal::WorkEnded => self.work_ended(now, out),
             Signal::Challenge { by, yields } => {
-                if let (Phase::Holding(holding), true) = (&mut self.phase, yields) {
-                    holding.tenure.end(Ending::Yielded { to: by }, out);
+                if let (Phase::Leading(leading), true) = (&mut self.phase, yields) {
+                    leading.tenure.end(Ending::Yielded { to: by }, out);
                 }
             }
             Signal::Cancelled => {
                 self.cancelled = true;
-                if let Phase::Holding(holding) = &mut self.phase {
-                    holding.tenure.end(Ending::Cancelled, out);
+                if let Phase::Leading(leading) = &mut self.phase {
+                    leading.tenure.end(Ending::Cancelled, out);
                 }
             }
         }
@@ -180,10 +192,10 @@ impl MusterElector {
     pub fn answer(&mut self, now: Moment, answer: Answer, out: &mut Out) {
         self.check(now, out);
         match answer {
-            Answer::Acquired { number, result } => self.acquired(now, number, result, out),
-            Answer::Renewed { number, result } => self.renewed(now, number, result, out),
-            Answer::Released { number, result } => self.released(now, number, result, out),
-            Answer::Watched { number, result } => self.watched(now, number, result, out),
+            Answer::Acquired { number, result } => self.on_acquire_answer(now, number, result, out),
+            Answer::Renewed { number, result } => self.on_renewal_answer(now, number, result, out),
+            Answer::Released { number, result } => self.on_release_answer(now, number, result, out),
+            Answer::Watched { number, result } => self.on_watch_answer(now, number, result, out),
         }
         self.advance(now, out);
     }
@@ -191,8 +203,9 @@ impl MusterElector {
     pub fn view(&self) -> ElectorView {
         let (phase, tenure) = match &self.phase {
             Phase::Campaigning(_) => ("campaigning", None),
-            Phase::Holding(h) => (if h.tenure.ending.is_none() { "leading" } else { "draining" }, Some(&h.tenure)),
-            Phase::Leaving(_) => ("releasing", None),
+            Phase::Leading(leading) if leading.tenure.ending.is_none() => ("leading", Some(&leading.tenure)),
+            Phase::Leading(leading) => ("draining", Some(&leading.tenure)),
+            Phase::Releasing(_) => ("releasing", None),
             Phase::Stopped => ("stopped", None),
         };
         ElectorView {
@@ -209,112 +222,215 @@ impl MusterElector {
     }
 
     fn check(&mut self, now: Moment, out: &mut Out) {
-        if let Phase::Holding(holding) = &mut self.phase {
-            holding.tenure.check(now, out);
+        if let Phase::Leading(leading) = &mut self.phase {
+            leading.tenure.check(now, out);
         }
     }
 
-    fn acquired(&mut self, now: Moment, number: u64, result: Result<LeaseView, Trouble>, out: &mut Out) {
+    /// Sends the requests that are due, and sets the next wake-up. The only place that sends requests.
+    fn advance(&mut self, now: Moment, out: &mut Out) {
+        let number = self.next_number();
+        match self.phase {
+            Phase::Campaigning(_) => self.acquire_if_due(now, number, out),
+            Phase::Leading(_) => self.renew_if_due(now, number, out),
+            Phase::Releasing(_) => self.release_if_due(now, number, out),
+            Phase::Stopped => {}
+        }
+        self.watch_if_due(now, out);
+        let next = [self.next_of_phase(), self.watch.next_at.filter(|_| self.watches())];
+        if let Some(at) = next.into_iter().flatten().min() {
+            out.push(Effect::WakeAt(at));
+        }
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.asked += 1;
+        self.asked
+    }
+
+    fn next_of_phase(&self) -> Option<Moment> {
+        match &self.phase {
+            Phase::Campaigning(campaigning) => campaigning.try_at,
+            Phase::Leading(leading) => {
+                let renew_at = leading.may_renew().then_some(leading.renew_at);
+                [renew_at, leading.tenure.next_check()].into_iter().flatten().min()
+            }
+            Phase::Releasing(releasing) => releasing.try_at,
+            Phase::Stopped => None,
+        }
+    }
+
+    /// Whether it requests the lease again after this term.
+    fn campaigns_again(&self) -> bool {
+        self.campaign_again && !self.cancelled
+    }
+
+    fn stop(&mut self, result: Result<(), ErrorBody>, out: &mut Out) {
+        self.phase = Phase::Stopped;
+        out.push(Effect::Stopped(result));
+    }
+
+    // ---- campaigning ----------------------------------------------------------------------------------------------
+
+    fn acquire_if_due(&mut self, now: Moment, number: u64, out: &mut Out) {
+        let Phase::Campaigning(campaigning) = &mut self.phase else { return };
+        // 1. The lease is requested. After a cancellation, too, an open request may be granted: the lease must then be released.
+        if campaigning.asked.is_some() {
+            return;
+        }
+        if self.cancelled {
+            return self.stop(Ok(()), out);
+        }
+        if is_due(campaigning.try_at, now) {
+            campaigning.asked = Some((number, now));
+            campaigning.try_at = None;
+            out.push(Effect::Ask(Ask::Acquire { number, timeout: self.timing.renew / 2 }));
+        }
+    }
+
+    fn on_acquire_answer(&mut self, now: Moment, number: u64, result: Result<LeaseView, Trouble>, out: &mut Out) {
         let Phase::Campaigning(campaigning) = &mut self.phase else { return };
         let Some((_, sent)) = campaigning.asked.take_if(|(asked, _)| *asked == number) else { return };
+        // 2. The cluster has decided: it is ours, or held, or there is no decision yet.
         match result {
             Ok(lease) if lease.holder.as_deref() == Some(&self.me) && !lease.expired && lease.fencing_token.0 > 0 => {
                 self.blocked = None;
-                self.won(now, sent, lease.fencing_token, out);
+                self.on_acquired(now, sent, lease.fencing_token, out);
             }
             Ok(lease) => {
-                campaigning.fail(now, &self.timing, &mut self.rng);
+                campaigning.retry_later(now, &self.timing, &mut self.rng);
                 self.blocked = Some(format!("the answer to an acquisition names {:?} as the holder", lease.holder));
             }
             // The watch shows when the lease is free again; it may have done so already.
             Err(trouble) if trouble.is_held() => {
                 self.blocked = None;
-                if self.watch.free == Some(true) {
-                    campaigning.fail(now, &self.timing, &mut self.rng);
+                if self.watch.seen_free {
+                    campaigning.retry_later(now, &self.timing, &mut self.rng);
                 }
             }
             Err(trouble) if trouble.is_final() => self.stop(Err(trouble.body()), out),
             Err(trouble) => {
-                campaigning.fail(now, &self.timing, &mut self.rng);
+                campaigning.retry_later(now, &self.timing, &mut self.rng);
                 self.blocked = Some(trouble.text());
             }
         }
     }
 
-    fn won(&mut self, now: Moment, sent: Moment, token: FencingToken, out: &mut Out) {
+    fn on_acquired(&mut self, now: Moment, sent: Moment, token: FencingToken, out: &mut Out) {
         self.watch.seen = self.watch.seen.max(Revision(token.0));
+        // 3. It leads, and counts from before the request was sent. Too late to lead under it, the lease is ours all the same.
         if self.cancelled || now >= sent + self.timing.renew {
-            // Too late to lead under it, but the lease is ours.
-            return self.leave(now, token, false);
+            return self.begin_release(now, token, false);
         }
         self.tally.terms += 1;
         report_leader(&mut self.leader, Some(&self.me), out);
         let tenure = Tenure::begin(&self.timing, sent, Some(token), out);
         let renew_at = sent + self.timing.retry;
-        self.phase = Phase::Holding(Box::new(Holding {
+        self.phase = Phase::Leading(Box::new(Leading {
             tenure,
             asked: BTreeMap::new(),
             renew_at,
             failures: 0,
             challenged_by: None,
-            passed: false,
+            lease_moved_on: false,
         }));
     }
 
-    fn renewed(&mut self, now: Moment, number: u64, result: Result<RenewalOutcome, Trouble>, out: &mut Out) {
-        let Phase::Holding(holding) = &mut self.phase else { return };
-        let Some(sent) = holding.asked.remove(&number) else { return };
+    // ---- leading, and draining ------------------------------------------------------------------------------------
+
+    fn renew_if_due(&mut self, now: Moment, number: u64, out: &mut Out) {
+        let Phase::Leading(leading) = &mut self.phase else { return };
+        // 4. The lease is renewed, also while the work drains (ELECTOR-3).
+        if let Some(token) = leading.tenure.token.filter(|_| leading.renew_at <= now && leading.may_renew()) {
+            leading.asked.insert(number, now);
+            leading.renew_at = now + self.timing.retry;
+            out.push(Effect::Ask(Ask::Renew { number, token, timeout: self.timing.renew }));
+        }
+    }
+
+    fn on_renewal_answer(&mut self, now: Moment, number: u64, result: Result<RenewalOutcome, Trouble>, out: &mut Out) {
+        let Phase::Leading(leading) = &mut self.phase else { return };
+        let Some(sent) = leading.asked.remove(&number) else { return };
+        // 5. A confirmed renewal counts from before it was sent. A failed one is repeated until the renew deadline.
         match result {
             Ok(RenewalOutcome::Renewed) => {
                 self.tally.renewals += 1;
                 self.blocked = None;
-                holding.failures = 0;
-                holding.tenure.confirm(&self.timing, sent, out);
+                leading.failures = 0;
+                leading.tenure.confirm(&self.timing, sent, out);
             }
-            Ok(RenewalOutcome::Lost) => holding.tenure.end(Ending::Overtaken { by: None }, out),
+            Ok(RenewalOutcome::Lost) => leading.tenure.end(Ending::Overtaken { by: None }, out),
             Err(trouble) => {
                 self.tally.failures += 1;
                 if trouble.is_final() {
-                    holding.tenure.end(Ending::Refused { why: trouble.text() }, out);
+                    leading.tenure.end(Ending::Refused { why: trouble.text() }, out);
                     return;
                 }
                 self.blocked = Some(trouble.text());
-                holding.renew_at = holding.renew_at.min(now + self.timing.pause(holding.failures));
-                holding.failures += 1;
+                leading.renew_at = leading.renew_at.min(now + self.timing.pause(leading.failures));
+                leading.failures += 1;
             }
         }
     }
 
     fn work_ended(&mut self, now: Moment, out: &mut Out) {
-        let Phase::Holding(holding) = &mut self.phase else { return };
-        let Tenure { token, ending, .. } = holding.tenure.clone();
-        let token = token.expect("a native lease is held under a token");
-        let ending = ending.unwrap_or(Ending::Done);
+        let Phase::Leading(leading) = &self.phase else { return };
+        let token = leading.tenure.token.expect("a native lease is held under a token");
+        let lease_moved_on = leading.lease_moved_on;
+        let ending = leading.tenure.ending.clone().unwrap_or(Ending::Done);
         self.cancelled |= ending == Ending::Done;
-        // A lease that ran out is lost, but would be granted again under the same token (ELECTOR-4).
-        let release_due =
-            ending.may_hold() || matches!(ending, Ending::Overtaken { .. }) && !self.cancelled && self.campaign_again;
-        let releases = release_due && !holding.passed && (self.release_on_cancel || !self.cancelled);
-        let yielded = matches!(ending, Ending::Yielded { .. });
         out.push(Effect::Over(ending.clone()));
-        match ending {
-            Ending::Refused { why } => self.stop(Err(ErrorBody::forbidden(why)), out),
-            _ if releases => self.leave(now, token, yielded),
-            _ => self.left(now, yielded, out),
+        // 6. The term is over. Whether the lease is released depends on why.
+        let release = match &ending {
+            Ending::Refused { why } => return self.stop(Err(ErrorBody::forbidden(why)), out),
+            // A lease that ran out is lost, but would be granted again under the same token (ELECTOR-4).
+            Ending::Overtaken { .. } => self.campaigns_again(),
+            Ending::Done | Ending::Cancelled | Ending::Lapsed | Ending::Yielded { .. } => {
+                self.release_on_cancel || !self.cancelled
+            }
+        };
+        let yielded = matches!(ending, Ending::Yielded { .. });
+        if release && !lease_moved_on {
+            self.begin_release(now, token, yielded);
+        } else {
+            self.on_released(now, yielded, out);
         }
     }
 
-    fn leave(&mut self, now: Moment, token: FencingToken, yielded: bool) {
+    // ---- releasing ------------------------------------------------------------------------------------------------
+
+    fn begin_release(&mut self, now: Moment, token: FencingToken, yielded: bool) {
         let give_up_at = now + self.timing.renew;
         self.phase =
-            Phase::Leaving(Leaving { token, yielded, asked: None, try_at: Some(now), failures: 0, give_up_at });
+            Phase::Releasing(Releasing { token, yielded, asked: None, try_at: Some(now), failures: 0, give_up_at });
     }
 
-    fn released(&mut self, now: Moment, number: u64, result: Result<(), Trouble>, out: &mut Out) {
-        let Phase::Leaving(leaving) = &mut self.phase else { return };
-        if leaving.asked.take_if(|asked| *asked == number).is_none() {
+    fn release_if_due(&mut self, now: Moment, number: u64, out: &mut Out) {
+        let campaigns_again = self.campaigns_again();
+        let Phase::Releasing(releasing) = &mut self.phase else { return };
+        if releasing.asked.is_some() {
             return;
         }
+        // 7. The lease is released. An elector that campaigns again must know the outcome (ELECTOR-4). Any other need not wait for a
+        //    lease that runs out by itself, such as a crashed incarnation's.
+        let due = is_due(releasing.try_at, now);
+        let may_run_out = now >= releasing.give_up_at || releasing.failures == 0 && !due;
+        if may_run_out && !campaigns_again {
+            self.stop(Ok(()), out);
+        } else if due {
+            releasing.asked = Some(number);
+            releasing.try_at = None;
+            let (token, timeout) = (releasing.token, self.timing.renew / 2);
+            out.push(Effect::Ask(Ask::Release { number, token, timeout }));
+        }
+    }
+
+    fn on_release_answer(&mut self, now: Moment, number: u64, result: Result<(), Trouble>, out: &mut Out) {
+        let Phase::Releasing(releasing) = &mut self.phase else { return };
+        if releasing.asked.take_if(|asked| *asked == number).is_none() {
+            return;
+        }
+        // 8. It is repeated until the outcome is known, or cannot become known.
         let known = match &result {
             Ok(()) => true,
             // Not ours any more, or deleted.
@@ -324,30 +440,54 @@ impl MusterElector {
         let hopeless = result.as_ref().is_err_and(Trouble::is_final);
         if known || hopeless {
             if result.is_ok() {
-                self.watch.free = None; // the last observation is older than this
+                self.watch.seen_free = false; // the last observation is older than this
                 report_leader(&mut self.leader, None, out);
             }
-            let yielded = leaving.yielded;
-            self.left(now, yielded, out);
+            let yielded = releasing.yielded;
+            self.on_released(now, yielded, out);
             return;
         }
-        leaving.try_at = Some(now + self.timing.pause(leaving.failures));
-        leaving.failures += 1;
+        releasing.try_at = Some(now + self.timing.pause(releasing.failures));
+        releasing.failures += 1;
         self.blocked = result.err().map(|trouble| trouble.text());
     }
 
-    /// The lease is released, or known not to be ours.
-    fn left(&mut self, now: Moment, yielded: bool, out: &mut Out) {
-        if self.cancelled || !self.campaign_again {
+    /// The lease is released, or known not to be ours, or left to run out.
+    fn on_released(&mut self, now: Moment, yielded: bool, out: &mut Out) {
+        // 9. It campaigns again, or stops.
+        if !self.campaigns_again() {
             return self.stop(Ok(()), out);
         }
-        let defers_until = yielded.then_some(now + self.timing.lease);
+        let no_attempt_before = yielded.then_some(now + self.timing.lease);
         // It is only known that we do not hold the lease: the watch shows the rest.
-        self.phase = Phase::Campaigning(Campaigning { defers_until, ..Campaigning::default() });
-        self.watch = Watch { seen: Revision(0), again_at: Some(now), ..Watch::default() };
+        self.phase = Phase::Campaigning(Campaigning { no_attempt_before, ..Campaigning::default() });
+        self.watch = Watch { seen: Revision(0), next_at: Some(now), ..Watch::default() };
     }
 
-    fn watched(&mut self, now: Moment, number: u64, result: Result<Seen, Trouble>, out: &mut Out) {
+    // ---- the watch ------------------------------------------------------------------------------------------------
+
+    fn watches(&self) -> bool {
+        match &self.phase {
+            // The first acquisition goes first: the first watch then only waits for a change.
+            Phase::Campaigning(_) => !self.cancelled,
+            Phase::Leading(leading) => leading.tenure.renews(),
+            Phase::Releasing(_) | Phase::Stopped => false,
+        }
+    }
+
+    fn watch_if_due(&mut self, now: Moment, out: &mut Out) {
+        let due = self.watch.next_at.is_none_or(|at| at <= now);
+        if !self.watches() || self.watch.asked.is_some() || !due {
+            return;
+        }
+        let number = self.next_number();
+        self.watch.asked = Some(number);
+        self.watch.next_at = None;
+        let wait = self.timing.lease.clamp(*WATCH_WAIT.start(), *WATCH_WAIT.end());
+        out.push(Effect::Ask(Ask::Watch { number, seen: self.watch.seen, wait }));
+    }
+
+    fn on_watch_answer(&mut self, now: Moment, number: u64, result: Result<Seen, Trouble>, out: &mut Out) {
         if self.watch.asked.take_if(|asked| *asked == number).is_none() {
             return;
         }
@@ -357,168 +497,82 @@ impl MusterElector {
                 if matches!(trouble, Trouble::Unreadable(_)) {
                     self.blocked = Some(trouble.text());
                 }
-                self.watch.again_at = Some(now + self.timing.pause(self.watch.failures));
+                self.watch.next_at = Some(now + self.timing.pause(self.watch.failures));
                 self.watch.failures += 1;
                 return;
             }
         };
         self.watch.failures = 0;
-        self.watch.again_at = Some(now);
+        self.watch.next_at = Some(now);
         if seen.revision < self.watch.seen {
             return; // a manager that lags behind
         }
         self.watch.seen = seen.revision;
         let live = seen.lease.as_ref().filter(|lease| lease.holder.is_some() && !lease.expired);
-        self.watch.free = Some(live.is_none());
+        self.watch.seen_free = live.is_none();
         match &mut self.phase {
-            Phase::Holding(holding) => {
-                holding.evaluate(&self.me, seen.lease.as_ref(), out);
+            Phase::Leading(leading) => {
+                leading.observe(&self.me, seen.lease.as_ref(), out);
                 let after = live.filter(|lease| lease.holder.as_deref() == Some(&self.me));
                 let after = after.map(|lease| lease.fencing_token);
-                self.namesake = after.filter(|token| Some(*token) > holding.tenure.token).or(self.namesake);
+                self.same_name_token =
+                    after.filter(|token| Some(*token) > leading.tenure.token).or(self.same_name_token);
             }
             Phase::Campaigning(campaigning) => match live {
                 Some(lease) => {
-                    campaigning.defers_until = None;
+                    campaigning.no_attempt_before = None;
                     campaigning.failures = 0;
                     campaigning.try_at = campaigning.try_at.filter(|_| campaigning.fresh);
                     // Chosen, unless it is another process of our name.
                     let chosen = self.coordinated && lease.holder.as_deref() == Some(&self.me);
-                    if chosen && self.namesake != Some(lease.fencing_token) && campaigning.asked.is_none() {
+                    if chosen && self.same_name_token != Some(lease.fencing_token) && campaigning.asked.is_none() {
                         campaigning.try_at = Some(now);
                     }
                 }
                 None if campaigning.asked.is_none() && campaigning.try_at.is_none() => {
                     let freely = if self.coordinated { now + self.timing.lease.max(COORDINATION_TIME) } else { now };
-                    campaigning.try_at = Some(campaigning.defers_until.unwrap_or(freely));
+                    campaigning.try_at = Some(campaigning.no_attempt_before.unwrap_or(freely));
                 }
                 None => {}
             },
-            Phase::Leaving(_) | Phase::Stopped => {}
+            Phase::Releasing(_) | Phase::Stopped => {}
         }
         let holder = live.and_then(|lease| lease.holder.as_deref());
-        let ours = matches!(&self.phase, Phase::Holding(holding) if holding.tenure.ending.is_none());
+        let ours = matches!(&self.phase, Phase::Leading(leading) if leading.tenure.ending.is_none());
         if !ours {
             report_leader(&mut self.leader, holder, out);
         }
     }
+}
 
-    fn stop(&mut self, result: Result<(), ErrorBody>, out: &mut Out) {
-        self.phase = Phase::Stopped;
-        out.push(Effect::Stopped(result));
-    }
-
-    /// Sends the requests that are due, and sets the next wake-up. The only place that sends requests.
-    fn advance(&mut self, now: Moment, out: &mut Out) {
-        self.request_due(now, out);
-        self.watch_the_lease(now, out);
-        let next = [self.next_of_phase(), self.watch.again_at.filter(|_| self.watches())];
-        if let Some(at) = next.into_iter().flatten().min() {
-            out.push(Effect::WakeAt(at));
-        }
-    }
-
-    fn number(&mut self) -> u64 {
-        self.asked += 1;
-        self.asked
-    }
-
-    fn request_due(&mut self, now: Moment, out: &mut Out) {
-        let number = self.number();
-        let timeout = self.timing.renew / 2;
-        let due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
-        match &mut self.phase {
-            // An open acquisition may still be granted: the lease must then be released.
-            Phase::Campaigning(campaigning) if self.cancelled && campaigning.asked.is_some() => {}
-            Phase::Campaigning(_) if self.cancelled => self.stop(Ok(()), out),
-            Phase::Campaigning(campaigning) if campaigning.asked.is_none() && due(campaigning.try_at) => {
-                campaigning.asked = Some((number, now));
-                campaigning.try_at = None;
-                out.push(Effect::Ask(Ask::Acquire { number, timeout }));
-            }
-            Phase::Holding(holding) => {
-                let full = holding.asked.len() >= MAX_UNANSWERED_RENEWALS;
-                if let (Some(token), true, true, false) =
-                    (holding.tenure.token, holding.renew_at <= now, holding.tenure.renews(), full)
-                {
-                    holding.asked.insert(number, now);
-                    holding.renew_at = now + self.timing.retry;
-                    out.push(Effect::Ask(Ask::Renew { number, token, timeout: self.timing.renew }));
-                }
-            }
-            Phase::Leaving(leaving) if leaving.asked.is_some() => {}
-            // An elector that campaigns again must know the outcome (ELECTOR-4). Any other need not wait for a lease that runs
-            // out by itself, such as a crashed incarnation's.
-            Phase::Leaving(leaving)
-                if (self.cancelled || !self.campaign_again)
-                    && (now >= leaving.give_up_at || leaving.failures == 0 && !due(leaving.try_at)) =>
-            {
-                self.stop(Ok(()), out);
-            }
-            Phase::Leaving(leaving) if due(leaving.try_at) => {
-                leaving.asked = Some(number);
-                leaving.try_at = None;
-                let token = leaving.token;
-                out.push(Effect::Ask(Ask::Release { number, token, timeout }));
-            }
-            _ => {}
-        }
-    }
-
-    fn watches(&self) -> bool {
-        match &self.phase {
-            // The first acquisition goes first: the first watch then only waits for a change.
-            Phase::Campaigning(_) => !self.cancelled,
-            Phase::Holding(holding) => holding.tenure.renews(),
-            Phase::Leaving(_) | Phase::Stopped => false,
-        }
-    }
-
-    fn watch_the_lease(&mut self, now: Moment, out: &mut Out) {
-        let due = self.watch.again_at.is_none_or(|at| at <= now);
-        if !self.watches() || self.watch.asked.is_some() || !due {
-            return;
-        }
-        let number = self.number();
-        self.watch.asked = Some(number);
-        self.watch.again_at = None;
-        let wait = self.timing.lease.clamp(*WATCH_WAIT.start(), *WATCH_WAIT.end());
-        out.push(Effect::Ask(Ask::Watch { number, seen: self.watch.seen, wait }));
-    }
-
-    fn next_of_phase(&self) -> Option<Moment> {
-        match &self.phase {
-            Phase::Campaigning(campaigning) => campaigning.try_at,
-            Phase::Holding(holding) => {
-                let renews = holding.tenure.renews() && holding.asked.len() < MAX_UNANSWERED_RENEWALS;
-                let renew_at = renews.then_some(holding.renew_at);
-                [renew_at, holding.tenure.next_check()].into_iter().flatten().min()
-            }
-            Phase::Leaving(leaving) => leaving.try_at,
-            Phase::Stopped => None,
-        }
-    }
+fn is_due(at: Option<Moment>, now: Moment) -> bool {
+    at.is_some_and(|at| at <= now)
 }
 
 impl Campaigning {
-    fn fail(&mut self, now: Moment, timing: &Timing, rng: &mut Rng) {
+    fn retry_later(&mut self, now: Moment, timing: &Timing, rng: &mut Rng) {
         self.try_at = Some(now + rng.stretched(timing.pause(self.failures), 1.0));
         self.failures += 1;
     }
 }
 
-impl Holding {
+impl Leading {
+    /// Whether another renewal is useful, and not behind too many unanswered ones.
+    fn may_renew(&self) -> bool {
+        self.tenure.renews() && self.asked.len() < MAX_UNANSWERED_RENEWALS
+    }
+
     /// Evaluates a watch's answer by its token: an older one is from before our term.
-    fn evaluate(&mut self, me: &str, lease: Option<&LeaseView>, out: &mut Out) {
+    fn observe(&mut self, me: &str, lease: Option<&LeaseView>, out: &mut Out) {
         let token = self.tenure.token.unwrap_or_default();
         let Some(lease) = lease else {
-            self.passed = true;
+            self.lease_moved_on = true;
             return self.tenure.end(Ending::Overtaken { by: None }, out);
         };
         if lease.fencing_token < token {
             return;
         }
-        self.passed = lease.fencing_token > token || lease.holder.is_none();
+        self.lease_moved_on = lease.fencing_token > token || lease.holder.is_none();
         let ours = lease.fencing_token == token && lease.holder.as_deref() == Some(me) && !lease.expired;
         if !ours {
             let by = lease.holder.clone().filter(|_| !lease.expired);
