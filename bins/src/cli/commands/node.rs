@@ -9,14 +9,14 @@ use muster_messages::{
     Details, ErrorCode, Generation, NodeListView, NodeMayStopView, NodeRemovedView, NodeRenamedView, NodeView, Role,
     RoleChangeView, StatusView, WallTime, detail, word,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Context;
 use crate::cli::args::{DrainArgs, NodeCommand, RoleChange};
 use crate::cli::duration::millis;
-use crate::cli::output::{lines, printable, without_fraction};
+use crate::cli::output::{Out, lines, printable, without_fraction};
 use crate::cli::render;
 use crate::cli::tally::Tally;
 
@@ -122,33 +122,50 @@ pub async fn each<T: DeserializeOwned>(
     sentence: impl Fn(&T) -> String,
     request: impl Fn(String) -> Request,
 ) -> Outcome<u8> {
-    let (several, mut tally, mut done) = (nodes.len() > 1, Tally::default(), Vec::new());
+    let (mut batch, mut done) = (Batch::of(&nodes, ctx.out), Vec::new());
     for node in nodes {
-        let answer = ctx.client.call(request(node.clone())).await.map_err(|f| with_node(&node, several, f));
-        let done_with = answer.and_then(|text| Ok((sentence(&parse(&text)?), text)));
-        done.extend(tally.note(ctx.out.format, done_with));
+        let answer = ctx.client.call(request(node.clone())).await.map_err(|f| batch.with_node(&node, f));
+        done.extend(batch.note(answer.and_then(|text| Ok((sentence(&parse(&text)?), text)))));
     }
-    print_done(ctx, several, done);
-    Ok(tally.exit())
+    Ok(batch.finish(done))
 }
 
-/// With several nodes, adds the node to the failure.
-fn with_node(node: &str, several: bool, mut failure: Failure) -> Failure {
-    if several {
-        failure.message = format!("{node}: {}", failure.message);
-        if failure.detail(detail::NODE).is_none() {
-            failure.details = Details::of(&failure.details).with(detail::NODE, &node.to_owned()).into();
+/// One command for one node or several: each is tried.
+struct Batch {
+    several: bool,
+    out: Out,
+    tally: Tally,
+}
+
+impl Batch {
+    fn of(nodes: &[String], out: Out) -> Self {
+        Self { several: nodes.len() > 1, out, tally: Tally::default() }
+    }
+
+    /// With several nodes, adds the node to the failure.
+    fn with_node(&self, node: &str, mut failure: Failure) -> Failure {
+        if self.several {
+            failure.message = format!("{node}: {}", failure.message);
+            if failure.detail(detail::NODE).is_none() {
+                failure.details = Details::of(&failure.details).with(detail::NODE, &node.to_owned()).into();
+            }
         }
+        failure
     }
-    failure
-}
 
-/// Prints what was done: sentences, or the documents that go with them.
-fn print_done(ctx: &Context, several: bool, done: Vec<(String, String)>) {
-    let (sentences, documents): (Vec<String>, Vec<String>) = done.into_iter().unzip();
-    let documents = documents.join(",");
-    let document = if several { format!("{{\"items\":[{documents}]}}") } else { documents };
-    ctx.out.document(&document, String::new, || sentences.join("\n"));
+    /// Keeps the value, or prints and remembers the failure.
+    fn note<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
+        self.tally.note(self.out.format, outcome)
+    }
+
+    /// Prints what was done: sentences, or the documents that go with them. Returns the exit status.
+    fn finish(self, done: Vec<(String, String)>) -> u8 {
+        let (sentences, documents): (Vec<String>, Vec<String>) = done.into_iter().unzip();
+        let documents = documents.join(",");
+        let document = if self.several { format!("{{\"items\":[{documents}]}}") } else { documents };
+        self.out.document(&document, String::new, || sentences.join("\n"));
+        self.tally.exit()
+    }
 }
 
 /// A node with its distinguishing facts: `n4 (<id>, 127.0.0.1:4404, member since 2024-…)`.
@@ -160,66 +177,128 @@ fn describe_node(id: &str, name: &str, addr: Option<&str>, since: Option<WallTim
 
 /// `muster node promote` and `demote`. A node that is refused is reported, and the others continue; the highest exit status counts.
 async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<u8> {
-    if let Some(time) = change.misplaced_duration() {
-        let text =
-            format!("{time:?} is a duration, not a node: write --wait={time} (for a node of that name, use its id)");
-        return Err(Failure::new(ErrorCode::Invalid, text));
-    }
+    check_durations(&change)?;
     let RoleChange { mut nodes, wait } = change;
     if role == Role::Worker && nodes.len() > 1 {
         own_node_last(ctx, &mut nodes).await;
     }
-    let (several, mut tally, mut results) = (nodes.len() > 1, Tally::default(), Vec::new());
+    let (mut batch, mut changes) = (Batch::of(&nodes, ctx.out), Vec::new());
     let until = wait.map(|wait| Instant::now() + wait);
     // 1. Each node's role is requested.
     for node in nodes {
         let request = Request::SetRole { node: node.clone(), role };
-        let answer = ctx.client.call(request).await.map_err(|f| with_node(&node, several, f));
-        results.extend(tally.note(ctx.out.format, answer.and_then(|text| RoleChangeResult::read(&text))));
+        let answer = ctx.client.call(request).await.map_err(|f| batch.with_node(&node, f));
+        changes.extend(batch.note(answer.and_then(|text| AcceptedChange::read(&text, role))));
     }
     // 2. With `--wait`: until each change that was accepted is in force. They continue side by side, so one deadline is for all.
     if let Some(until) = until {
-        for result in &mut results {
-            let (id, name) = (result.accepted.node.to_string(), result.accepted.name.to_string());
+        for change in &mut changes {
+            let (id, name) = (change.node.node.to_string(), change.node.name.to_string());
             let say = |reason: &str| ctx.out.note(format!("{name}: {reason}"));
             // By id: another node could take the name.
-            let outcome = ctx.client.wait_until_settled(&id, role, until, say).await;
-            result.record(tally.note(ctx.out.format, outcome.map_err(|f| with_node(&name, several, f))));
+            let settled = ctx.client.wait_until_settled(&id, role, until, say).await;
+            change.waited(batch.note(settled.map_err(|f| batch.with_node(&name, f))));
         }
     }
     // 3. One sentence for each node, or the documents.
-    let documents: Result<Vec<_>, _> =
-        results.iter().map(|result| Ok((role_change_sentence(result, role), serde_json::to_string(result)?))).collect();
-    print_done(ctx, several, documents.map_err(|e: serde_json::Error| Failure::internal(e))?);
-    Ok(tally.exit())
+    let done: Result<Vec<_>, _> =
+        changes.iter().map(|change| Ok((change.sentence(), serde_json::to_string(&change.document())?))).collect();
+    Ok(batch.finish(done.map_err(|e: serde_json::Error| Failure::internal(e))?))
 }
 
-/// An accepted role change of one node, as it is printed.
-#[derive(Serialize)]
-struct RoleChangeResult {
+/// `--wait 5m` makes a node of the duration.
+fn check_durations(change: &RoleChange) -> Outcome<()> {
+    let Some(time) = change.misplaced_duration() else { return Ok(()) };
+    let text = format!("{time:?} is a duration, not a node: write --wait={time} (for a node of that name, use its id)");
+    Err(Failure::new(ErrorCode::Invalid, text))
+}
+
+/// An accepted role change of one node, and what is known of it.
+struct AcceptedChange {
     /// The answer, with fields of newer daemons.
-    #[serde(flatten)]
     answer: Map<String, Value>,
-    #[serde(skip)]
-    accepted: RoleChangeView,
+    node: RoleChangeView,
+    wanted: Role,
+    outcome: RoleOutcome,
+    /// With `--wait`.
+    waited: bool,
+}
+
+/// How far an accepted role change is.
+#[derive(Debug, PartialEq)]
+enum RoleOutcome {
+    /// The node had the role and was to hold it, before the request.
+    AlreadySo,
+    /// It was to hold the role before the request, and does not hold it yet.
+    AlreadyRequested,
+    /// The request changed what role it is to hold.
+    Requested,
+    /// The wait has seen the end of it.
+    InForce,
+    /// It is down. This is left for it to do when it returns.
+    PendingReturn(String),
+}
+
+/// What is printed of a change as JSON.
+#[derive(Serialize)]
+struct ChangeDocument<'a> {
+    #[serde(flatten)]
+    answer: &'a Map<String, Value>,
     /// Whether it is complete; absent without `--wait`.
     #[serde(skip_serializing_if = "Option::is_none")]
     settled: Option<bool>,
     /// What the node does when it returns.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pending: Option<String>,
+    pending: Option<&'a str>,
 }
 
-impl RoleChangeResult {
-    fn read(text: &str) -> Outcome<Self> {
-        Ok(Self { answer: parse(text)?, accepted: parse(text)?, settled: None, pending: None })
+impl AcceptedChange {
+    fn read(text: &str, wanted: Role) -> Outcome<Self> {
+        let answer: Map<String, Value> = parse(text)?;
+        let node = RoleChangeView::deserialize(&answer)
+            .map_err(|e| Failure::internal(format!("unexpected answer from the daemon: {e}")))?;
+        let outcome = if node.changed {
+            RoleOutcome::Requested
+        } else if node.role.is_some_and(|granted| granted != wanted) {
+            RoleOutcome::AlreadyRequested
+        } else {
+            RoleOutcome::AlreadySo // or the answer is an earlier release's, and does not name the granted role
+        };
+        Ok(Self { answer, node, wanted, outcome, waited: false })
     }
-    /// How waiting for it ended; `None`: it failed, which is reported already.
-    fn record(&mut self, settled: Option<Settled>) {
-        self.settled = Some(settled == Some(Settled::Fully));
-        if let Some(Settled::PendingReturn(left)) = settled {
-            self.pending = Some(left);
+
+    /// How the wait for it ended; `None`: it failed, which is reported already.
+    fn waited(&mut self, settled: Option<Settled>) {
+        self.waited = true;
+        match settled {
+            Some(Settled::Fully) => self.outcome = RoleOutcome::InForce,
+            Some(Settled::PendingReturn(left)) => self.outcome = RoleOutcome::PendingReturn(left),
+            None => {}
         }
+    }
+
+    fn sentence(&self) -> String {
+        let RoleChangeView { node, name, addr, member_since, .. } = &self.node;
+        let name = describe_node(node.as_str(), name.as_str(), addr.as_deref(), *member_since);
+        let role = self.wanted;
+        match &self.outcome {
+            RoleOutcome::AlreadySo => format!("{name} is already a {role}"),
+            RoleOutcome::AlreadyRequested => format!("{name} is already becoming a {role}"),
+            RoleOutcome::Requested => format!("{name} will be a {role}"),
+            RoleOutcome::InForce => format!("{name} is a {role}"),
+            RoleOutcome::PendingReturn(left) => {
+                format!("{name} will be a {role} when it returns ({})", printable(left))
+            }
+        }
+    }
+
+    fn document(&self) -> ChangeDocument<'_> {
+        let pending = match &self.outcome {
+            RoleOutcome::PendingReturn(left) => Some(left.as_str()),
+            _ => None,
+        };
+        let settled = self.waited.then_some(self.outcome == RoleOutcome::InForce);
+        ChangeDocument { answer: &self.answer, settled, pending }
     }
 }
 
@@ -236,20 +315,6 @@ async fn own_node_last(ctx: &mut Context, nodes: &mut [String]) {
     }
 }
 
-fn role_change_sentence(result: &RoleChangeResult, role: Role) -> String {
-    let RoleChangeView { node, name, addr, member_since, role: granted, changed, .. } = &result.accepted;
-    let name = describe_node(node.as_str(), name.as_str(), addr.as_deref(), *member_since);
-    match (&result.pending, changed) {
-        _ if result.settled == Some(true) => format!("{name} is a {role}"),
-        (Some(pending), _) => format!("{name} will be a {role} when it returns ({})", printable(pending)),
-        (None, true) => format!("{name} will be a {role}"),
-        (None, false) if granted.is_some_and(|granted| granted != role) => {
-            format!("{name} is already becoming a {role}")
-        }
-        (None, false) => format!("{name} is already a {role}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -258,29 +323,29 @@ mod tests {
 
     #[test]
     fn answers_identify_the_node_by_more_than_its_name() {
-        let read = |document: Value| RoleChangeResult::read(&document.to_string()).unwrap();
+        let read = |document: Value, wanted: Role| AcceptedChange::read(&document.to_string(), wanted).unwrap();
         let answer = |changed: bool, role: &str| {
-            read(json!({"node": "0000000000000000000000001", "name": "n4", "addr": "10.0.0.4:4400",
-                "member_since": "2024-01-01T00:00:00.5Z", "role": role, "desired_role": "manager", "changed": changed}))
+            json!({"node": "0000000000000000000000001", "name": "n4", "addr": "10.0.0.4:4400",
+                "member_since": "2024-01-01T00:00:00.5Z", "role": role, "desired_role": "manager", "changed": changed})
         };
         let known = "n4 (0000000000000000000000001, 10.0.0.4:4400, member since 2024-01-01T00:00:00Z)";
-        let sentence_of = |changed, role| role_change_sentence(&answer(changed, role), Role::Manager);
+        let sentence_of = |changed, role| read(answer(changed, role), Role::Manager).sentence();
         assert_eq!(sentence_of(true, "worker"), format!("{known} will be a manager"));
         assert_eq!(sentence_of(false, "manager"), format!("{known} is already a manager"));
         assert_eq!(sentence_of(false, "worker"), format!("{known} is already becoming a manager"));
         let old = json!({"node": "0000000000000000000000001", "name": "n4", "changed": true});
-        let sentence = role_change_sentence(&read(old), Role::Worker);
+        let sentence = read(old, Role::Worker).sentence();
         assert_eq!(sentence, "n4 (0000000000000000000000001) will be a worker", "of an earlier release");
     }
 
     #[test]
     fn json_keeps_fields_of_newer_daemons_and_gains_the_outcome() {
         let text = r#"{"node":"0000000000000000000000001","name":"n4","changed":true,"newer":1}"#;
-        let mut result = RoleChangeResult::read(text).unwrap();
-        assert_eq!(serde_json::to_value(&result).unwrap(), parse::<Value>(text).unwrap());
-        result.record(Some(Settled::PendingReturn("it is down".to_owned())));
+        let mut change = AcceptedChange::read(text, Role::Manager).unwrap();
+        assert_eq!(serde_json::to_value(change.document()).unwrap(), parse::<Value>(text).unwrap());
+        change.waited(Some(Settled::PendingReturn("it is down".to_owned())));
         let document = json!({"node": "0000000000000000000000001", "name": "n4", "changed": true, "newer": 1,
             "settled": false, "pending": "it is down"});
-        assert_eq!(serde_json::to_value(&result).unwrap(), document);
+        assert_eq!(serde_json::to_value(change.document()).unwrap(), document);
     }
 }
