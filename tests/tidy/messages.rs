@@ -21,6 +21,18 @@ const DELIVERY: [(&str, &[&str]); 3] =
 /// Short forms for all of it, which the doc comment of the enum, or of the enum that it names, defines.
 const SHORT_FORMS: [&str; 3] = ["Read: repeat freely", "Write: by request id", "See [`"];
 
+/// The actors of the leader: what an old one answers, by its own phrase, is said of each of their messages, too.
+const OF_THE_LEADER: [&str; 7] = [
+    "AutopilotMsg",
+    "CertAuthorityMsg",
+    "DispatcherMsg",
+    "ElectionsMsg",
+    "PeerCall",
+    "RoleManagerMsg",
+    "RootRotationMsg",
+];
+const FROM_AN_OLD_LEADER: &str = "From an old leader";
+
 struct Variant<'a> {
     name: &'a str,
     line: usize,
@@ -99,6 +111,23 @@ fn messages_document_loss_repetition_and_lateness() {
     }
     violations.extend(unused.iter().map(|name| format!("{name} is listed as an exception and does not exist")));
     report("a message says what happens when it is lost, repeated or late", &violations);
+}
+
+#[test]
+fn messages_say_what_an_old_leader_answers() {
+    let mut violations = Vec::new();
+    let mut unseen: Vec<&str> = OF_THE_LEADER.to_vec();
+    for file in texts(|path| path.ends_with(".rs") && (path.starts_with(PROTOCOL) || path.starts_with(WIRE))) {
+        for found in enums(&file).into_iter().filter(|found| OF_THE_LEADER.contains(&found.name)) {
+            unseen.retain(|name| *name != found.name);
+            let says = |doc: &str| doc.contains(FROM_AN_OLD_LEADER);
+            for Variant { name, line, doc } in found.variants.iter().filter(|v| !says(&v.doc) && !says(&found.doc)) {
+                violations.push(format!("{}:{line}: {}::{name}: {}", file.path, found.name, doc.trim()));
+            }
+        }
+    }
+    violations.extend(unseen.iter().map(|name| format!("{name} does not exist")));
+    report("a message to an actor of the leader says what an old leader answers", &violations);
 }
 
 #[test]

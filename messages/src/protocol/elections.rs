@@ -12,7 +12,8 @@ use crate::model::{ErrorBody, FencingToken, ObjectKey, SessionId};
 pub enum ElectionsMsg {
     /// A native session renews what it holds. Answered with one outcome per lease, in the order of `held`, once a
     /// quorum has confirmed this leader after the message arrived. Lost: renew again. Repeated: renewed twice, each
-    /// time from its own arrival. Late: a lease that was lost by then is answered as lost.
+    /// time from its own arrival. Late: a lease that was lost by then is answered as lost. From an old leader: an error,
+    /// because no quorum confirms it.
     Renew {
         session: SessionId,
         held: Vec<(ObjectKey, FencingToken)>,
@@ -20,7 +21,7 @@ pub enum ElectionsMsg {
         reply: Reply<Result<Vec<Renewal>, ErrorBody>>,
     },
     /// How many milliseconds the holders of these leases have left; leases without a clock are absent. Read: repeat
-    /// freely. Lost: leases are shown without it.
+    /// freely. Lost: leases are shown without it. From an old leader: by that manager's clock, so it may be too little.
     Remaining { leases: Vec<ObjectKey>, reply: Reply<BTreeMap<ObjectKey, u64>> },
 }
 

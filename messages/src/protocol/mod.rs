@@ -1,10 +1,13 @@
 //! One message enum per actor. Each variant states what acceptance means and what happens when it is lost, repeated or
-//! late; a tidy test checks that.
+//! late, and to an actor of the leader also what an old leader answers; a tidy test checks that.
 //!
 //! - *Lost*: the mailbox was full, the receiver was not running, or it crashed with the message in its mailbox. A message
 //!   with a reply port then ends in an error for the asker: not delivered, or a closed port.
 //! - *Repeated*: the sender sends it again, because it does not know the outcome of the first one.
 //! - *Late*: it rests on facts that have changed, or its sender has given up waiting.
+//! - *From an old leader*: its answer is that of a manager which led, and which has not noticed yet that another leads now. Until
+//!   then its actors run on an older state, and no majority commits what they propose or confirms what they read. Once it has
+//!   noticed, they are gone, and it refuses the message as not leading.
 
 mod agent;
 mod audit;

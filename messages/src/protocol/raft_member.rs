@@ -140,7 +140,8 @@ impl From<ReadError> for ErrorBody {
 pub enum RaftMemberMsg {
     /// Proposes a command. Accepted only while leading; answered once it is applied, or with a [`ProposeError`] by the
     /// deadline. Lost: the port closes; retry with the same request id. Repeated with the same request id: applied
-    /// once, answered alike. Late: its guards are judged when it is applied.
+    /// once, answered alike. Late: its guards are judged when it is applied. From an old leader: `NoQuorum` or
+    /// `UnknownOutcome`; its entry is applied only if the next leader had it when it was elected.
     Propose { command: Box<Command>, deadline_ms: u64, reply: Reply<Result<Applied, ProposeError>> },
     /// Proposes a membership change. With `confirm_within_ms`, one that adds or removes a voter enters the log only once a
     /// majority of the resulting voters, the leader included if it is one, has acknowledged a heartbeat sent after this
@@ -149,19 +150,22 @@ pub enum RaftMemberMsg {
     /// leadership. Once in the log it has no deadline:
     /// answered when it is applied or refused, or leadership is lost. Lost: the port closes; look at the members before
     /// proposing it again. Repeated: busy while the first is in flight, refused once it is applied (a repeated address:
-    /// accepted, no change). Late: its heartbeats leave when it is handled, and it is judged again when it is applied.
+    /// accepted, no change). Late: its heartbeats leave when it is handled, and it is judged again when it is applied. From
+    /// an old leader: no majority acknowledges its heartbeats, so one that waits for them enters no log; any other as `Propose`.
     ProposeMembership {
         change: Box<MembershipChange>,
         confirm_within_ms: Option<u64>,
         reply: Reply<Result<Applied, ProposeError>>,
     },
     /// A linearizable read: answers with a replica that has applied everything acknowledged before the call (read
-    /// index), or with a [`ReadError`] by the deadline. Read: repeat freely. Lost: the port closes; ask again.
+    /// index), or with a [`ReadError`] by the deadline. Read: repeat freely. Lost: the port closes; ask again. From an old
+    /// leader: an error, because no majority confirms its read index.
     Read { deadline_ms: u64, reply: Reply<Result<Arc<Replica>, ReadError>> },
     /// Which of these members respond to the leader now. Answered with the members that acknowledged a heartbeat sent
     /// after this message was handled, the leader itself included: as soon as there are `needed`, or at the deadline.
     /// Lost, or not the leader: ask again, no state has changed. Repeated: answered again. Late: the answer is as old
-    /// as the question, so the caller discards the answer to a question that it no longer has.
+    /// as the question, so the caller discards the answer to a question that it no longer has. From an old leader: without the
+    /// members that know the newer term.
     CheckReachable {
         members: BTreeSet<RaftId>,
         needed: usize,
@@ -170,11 +174,12 @@ pub enum RaftMemberMsg {
     },
     /// Raft messages from an authenticated peer, which speaks for member id `peer_member`. Those from another member id,
     /// or from one that the replica knows as removed, outdated or another node's, are dropped and counted. Lost: Raft
-    /// sends again. Repeated or late: Raft ignores by term and index.
+    /// sends again. Repeated or late: Raft ignores by term and index. From an old leader: ignored by its lower term, and
+    /// answered with the newer one.
     FromPeer { node: NodeId, peer_member: Option<RaftId>, packets: Vec<RaftPacket> },
     /// A snapshot was received whole and its digest verified: step its packet with this data. Lost: the leader finds
     /// this member behind and sends one again. Repeated or late: ignored if it is not newer than what is committed
-    /// here, dropped while another one is being written.
+    /// here, dropped while another one is being written. From an old leader: ignored by its lower term.
     SnapshotReceived { node: NodeId, peer_member: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
     /// The transfer of the snapshot at `index` to this member ended. Lost: the transfer counts as lost once it has made
     /// no progress for `snapshot_limit`. Repeated or late: ignored, because the transfer at that index is over.
@@ -196,7 +201,8 @@ pub enum RaftMemberMsg {
     LeaderGone { node: NodeId },
     /// Asks to hand leadership to this voter, or to the most caught-up one. Answered once another leads or it failed.
     /// Lost: see who leads before asking again. Repeated: `Busy` while one is in progress, `NotLeader` afterwards.
-    /// Late: the leader of that time hands over, unless it is the one named.
+    /// Late: the leader of that time hands over, unless it is the one named. From an old leader: no voter takes
+    /// leadership from it; ends in an error, or names the new leader.
     TransferLeadership { to: Option<NodeId>, reply: Reply<Result<NodeId, ProposeError>> },
 }
 

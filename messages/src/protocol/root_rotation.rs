@@ -7,11 +7,13 @@ use crate::model::{ErrorBody, NodeId, Principal, RequestId, Revision, RootId};
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum RootRotationMsg {
-    /// A node has the roots of this generation on disk. Answered once that is recorded. Lost: the node repeats it. Repeated: no change. Late: recorded as of that generation.
+    /// A node has the roots of this generation on disk. Answered once that is recorded. Lost: the node repeats it. Repeated: no
+    /// change. Late: recorded as of that generation. From an old leader: an error unless it was recorded before; the node repeats it.
     TrustRoots { node: NodeId, generation: Revision, reply: Reply<Result<(), ErrorBody>> },
     /// A step of a root rotation, by an operator. Answered once it is applied. Lost: ask again under the same request id.
     /// Repeated so: answered with the first outcome. Repeated under another id: `Rotate` replaces a root that is not active
-    /// yet, the others change nothing, except `Issued` for a root that has signed (`same_key`). Late: judged by the state of the roots then.
+    /// yet, the others change nothing, except `Issued` for a root that has signed (`same_key`). Late: judged by the state of the roots
+    /// then. From an old leader: no step is applied; a refusal may rest on its older state.
     ChangeRoots {
         change: RootsChange,
         by: Principal,

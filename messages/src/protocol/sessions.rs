@@ -20,6 +20,7 @@ pub enum SessionsMsg {
 pub enum DispatcherMsg {
     /// A host's view of its sessions. `conflict`: changes of a host that this leader does not know; it sends all of
     /// them. Lost: the host sends all of them next. Repeated or late: ignored by `sequence`, unless it names all
-    /// sessions of a host that was silent for a quarter of the grace period.
+    /// sessions of a host that was silent for a quarter of the grace period. From an old leader: taken in there alone; the
+    /// host sends all of them to the next leader.
     Digest { host: NodeId, digest: SessionDigest, reply: Reply<Result<(), ErrorBody>> },
 }

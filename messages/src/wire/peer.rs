@@ -144,7 +144,9 @@ pub enum PeerMessage {
 /// every manager. Each may be repeated; a call for the leader is, while its receiver is `unreachable` or does not lead.
 ///
 /// Lost, before or after it was carried out: the sender gets `timed_out`, or `unreachable` without `not_sent`. Late:
-/// carried out as if it were new, even if its sender has given up.
+/// carried out as if it were new, even if its sender has given up. From an old leader: one that has noticed refuses it as
+/// `unreachable` and not leading, and the next leader is asked; one that has not answers as the leader's actor does that
+/// handles the call: it cannot commit or confirm anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerCall {
     /// An API request that the forwarder authenticated. Lost or repeated: asked again under the same `request_id`,
