@@ -206,6 +206,9 @@ impl Shell for Candidates {
 
     fn view(&self) -> Value {
         let member = self.member.as_ref().map(|(view, _)| view.borrow().admission_state.clone());
-        json!({"decision": self.core.decision(), "record": member, "elect": self.campaign.word(), "retiring": self.need.is_retiring()})
+        json!({
+            "decision": self.core.decision(), "record": member, "elect": self.campaign.word(),
+            "retiring": self.need.is_retiring(),
+        })
     }
 }

@@ -101,7 +101,7 @@ impl MemberLease {
 }
 
 /// Why a member whose term has ended no longer serves.
-fn lost(term: &Term) -> String {
+pub(crate) fn lost(term: &Term) -> String {
     term.why_ended().map_or_else(|| "its lease was lost".to_owned(), |why| format!("its lease was lost: {why}"))
 }
 

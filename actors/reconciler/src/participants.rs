@@ -89,7 +89,8 @@ impl Shell for Participants {
             Replacement::Keep => {}
             Replacement::View(view) => replace(Some(Arc::from(view))),
             Replacement::GivenUp(view) => {
-                warn!(reconciler = %self.name, why = %trouble.as_deref().unwrap_or_default(), "gives up the reconciler: upgrade this node");
+                let why = trouble.as_deref().unwrap_or_default();
+                warn!(reconciler = %self.name, %why, "gives up the reconciler: upgrade this node");
                 replace(Some(Arc::from(view)));
             }
             Replacement::Missing => replace(None),

@@ -3,10 +3,8 @@
 //! Owns        the pending requests, the step that each waits for, and the certificates of workloads that are valid.
 //! Inputs      requests; newer replicas; results of signatures, proposals and reads; the clocks of the other managers ([`Input`]).
 //! Outputs     signatures, proposals and reads to make; an answer to each request; news of the clock, for the log ([`Effect`]).
-//! Invariants  those of the crate, CERT-1 to CERT-5 and CERT-8. A request is answered once, at its deadline at the latest.
-//!
-//! Every request is one [`Pending`] that passes through phases: admitted (joins only), caught up, signed, recorded (of
-//! workloads: confirmed), answered. Each step names what it waits for, so that a late result finds no request and changes nothing.
+//! Invariants  those of the crate, CERT-1 to CERT-5 and CERT-8. A request is answered once; a late result finds none and changes nothing.
+//! Phases of a [`Pending`] request: admitted (joins only), caught up, signed, recorded (of workloads: confirmed), answered.
 
 mod admit;
 mod budget;
