@@ -10,6 +10,7 @@ use muster_messages::wire::{PeerCall, RaftPacket, SnapshotHead};
 use muster_messages::{ErrorBody, Member, NodeId, RaftId, Replica};
 use tokio::sync::oneshot;
 
+use crate::core::call_end::End;
 use crate::msg::{Msg, PeerMsg};
 use crate::peer_call::{no_session, too_many_waiting};
 use crate::register::BindingStore;
