@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use muster_local_cluster::parent;
+use muster_local_cluster::{ProcessId, parent};
 use muster_pki::IdentityStore;
 use muster_sealing::UnlockKey;
 use rustix::fs::{Mode, OFlags};
@@ -96,8 +96,15 @@ impl Locked {
         muster
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(pid_of(&self.process), signal).expect("it is our child");
+    /// SIGSTOP, and waits until all its threads are stopped.
+    fn freeze(&self) {
+        let process = ProcessId::of(self.process.id()).expect("it is our child");
+        process.signal(Signal::STOP);
+        let end = Instant::now() + DEADLINE;
+        while !process.is_stopped() {
+            assert!(Instant::now() < end, "it never stopped");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
     }
 }
 
@@ -156,7 +163,7 @@ fn unlock_ends_with_a_signal_after_the_prompt() {
     let daemon = Locked::start();
     let terminal = Terminal::open();
     let child = terminal.asked(&daemon);
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     terminal.types(&daemon.key.to_text());
     terminal.wait_for_echo(true);
     kill_process(pid_of(&child), Signal::TERM).expect("it is our child");

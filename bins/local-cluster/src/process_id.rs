@@ -44,6 +44,13 @@ impl ProcessId {
         let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"))?;
         Some(kilobytes.trim().parse::<u64>().ok()? * 1024)
     }
+    /// Whether all its threads are stopped. After SIGSTOP was sent they run for a while on a busy machine.
+    pub fn is_stopped(self) -> bool {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else { return false };
+        let mut stats = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+        let stopped = |stat: String| after_name(&stat).is_some_and(|rest| rest.trim_start().starts_with('T'));
+        self.is_alive() && stats.all(stopped)
+    }
     /// Sends a signal, unless the process has ended.
     pub fn signal(self, signal: Signal) {
         if let (true, Some(pid)) = (self.is_alive(), Pid::from_raw(self.pid)) {
@@ -59,10 +66,15 @@ const THREADS: usize = 17;
 /// The unit of both. The kernel shows hundredths of a second, whatever its internal unit.
 const TICKS_PER_S: u64 = 100;
 
-/// `/proc/PID/stat` from its third field on (proc(5)): the name before it is in parentheses and may contain any character.
+/// `/proc/PID/stat` from its third field on (proc(5)).
 fn stat(pid: i32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.get(stat.rfind(')')? + 1..).map(str::to_owned)
+    after_name(&stat).map(str::to_owned)
+}
+
+/// The name before the third field is in parentheses and may contain any character.
+fn after_name(stat: &str) -> Option<&str> {
+    stat.get(stat.rfind(')')? + 1..)
 }
 
 /// The start time of a running process, field 22.

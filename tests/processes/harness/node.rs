@@ -174,16 +174,11 @@ impl Node {
         self
     }
 
-    /// SIGSTOP, and waits until all its threads are stopped: on a busy machine they run for a while after the signal.
+    /// SIGSTOP, and waits until all its threads are stopped.
     #[track_caller]
     pub fn freeze(&mut self) {
-        let pid = self.signal(Signal::STOP).pid();
-        eventually("it is frozen", || {
-            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is our child").flatten();
-            let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
-            let stopped = |stat: String| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'));
-            stats.into_iter().all(stopped).then_some(())
-        });
+        let id = self.signal(Signal::STOP).process().id();
+        eventually("it is frozen", || id.is_stopped().then_some(()));
     }
 
     /// Waits for its end; returns the exit status, or `None` after a signal.
