@@ -65,7 +65,7 @@ pub struct RaftConfig {
     pub keep_entries: u64,
     /// Of memory.
     pub keep_bytes: u64,
-    /// The tail follows the write rate: entries of this time are kept, within `keep_bytes` and [`worth_keeping`](Self::worth_keeping).
+    /// The tail follows the write rate: entries of this time are kept, within `keep_bytes` and twice the bytes of the snapshot.
     pub keep_time: Duration,
     /// While a snapshot is sent, and until its receiver has caught up, the log behind it is kept, up to the larger of this many
     /// bytes and twice those of the snapshot. This costs memory.
