@@ -137,7 +137,7 @@ fn absent_manager_with_old_build_stops_manager_runtime() {
         world.node(name).ready();
     }
     eventually_so("the third manager blocks", || in_the_way(&world, "n1") == ["n3"]);
-    world.node("n3").signal(Signal::STOP);
+    world.node("n3").freeze();
     eventually_so("the level rises after its lease ended", || level(&world, "n1") == 3);
     world.node("n3").signal(Signal::CONT);
     eventually_so("it logs why", || world.nodes_log("n3").contains(LEVEL_MESSAGE));

@@ -178,7 +178,7 @@ fn frozen_runner_command_ends_before_the_next_begins() {
     let mut scenario = Scenario::of(LOOPING_SCRIPT);
     let runner = scenario.runner();
     let commands = scenario.commands();
-    scenario.world.node(&runner).signal(Signal::STOP);
+    scenario.world.node(&runner).freeze();
     scenario.another_term(&runner);
     assert!(!commands[0].is_alive());
     scenario.world.node(&runner).signal(Signal::CONT);

@@ -80,7 +80,7 @@ fn manager_removal_needs_demotion_or_force_when_down() {
 #[ignore = "full tier"]
 fn removed_frozen_worker_is_rejected_after_thaw() {
     let mut world = World::with(3, 1);
-    world.node("n4").signal(Signal::STOP);
+    world.node("n4").freeze();
     world.muster(&["node", "rm", "n4", "--force"]).ended(0);
     world.node("n4").signal(Signal::CONT);
     eventually("it learns the reason", || removal_reason(&world, "n4"));

@@ -65,7 +65,7 @@ fn promotion_walk_keeps_its_budget() {
                 Some(file) => {
                     files.insert(file);
                 }
-                None => wrong.push(format!("row {row}: {target} is no file")),
+                None => wrong.push(format!("row {row}: {target} is not a file")),
             }
         }
     }

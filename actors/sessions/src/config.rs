@@ -114,12 +114,8 @@ impl SessionsConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DispatcherConfig {
     /// How long a node without a session keeps its last state: three heartbeats of the longest kind (16.5 s), the longest
-    /// pause between an agent's connections (2 s), and time for the digest.
+    /// pause between an agent's connections (2 s), and time for the digest. It is prolonged while many have none (DISP-9).
     pub grace: Duration,
-    /// Sessions that the managers take back in a second, each with a TLS handshake, if their processors are busy (two cores shared with
-    /// the agents took back 300). When a node's grace period ends, it is prolonged by the time that this many a second need for
-    /// all that still have no session, by two more grace periods at most.
-    pub returns_per_sec: u64,
     /// This long without any input means that this process was suspended (digests arrive every 5 s).
     pub stood_still: Duration,
     /// If two hosts call one node ready with different instances for this long, there are two processes: a dead session
@@ -141,7 +137,6 @@ impl Default for DispatcherConfig {
     fn default() -> Self {
         Self {
             grace: Duration::from_secs(20),
-            returns_per_sec: 250,
             stood_still: Duration::from_secs(8),
             overlap: Duration::from_secs(25),
             batch: 100,

@@ -34,7 +34,7 @@ pub enum RoleManagerMsg {
     /// A node with a manager certificate asks for a Raft member id. Answered within `membership_timeout`. Lost: the node
     /// asks again by itself. Repeated: the same id while the node holds it; an older request that still waits is
     /// answered `Wait`. Late: decided by the leader's applied state, never by the node's certificate. From an old leader:
-    /// the answer may rest on its older state, and no membership changes; the node asks again while it is no member.
+    /// the answer may rest on its older state, and no membership changes; the node asks again until it is a member.
     RequestMembership { node: NodeId, request: MembershipRequest, reply: Reply<Result<MembershipReply, ErrorBody>> },
     /// A node reports whether its manager runtime can run. Answered at once; a report of a node that is not to be a
     /// manager is dropped. Lost: a failure is reported again every 5 s. Repeated or late: the newest report or

@@ -86,7 +86,7 @@ impl Fault {
             }
             Fault::Frozen => {
                 let name = untouched_node(cluster, |_, _| true)?;
-                cluster.world.node(&name).signal(Signal::STOP);
+                cluster.world.node(&name).freeze();
                 cluster.machine(&name).was_frozen = true;
                 schedule_cleanup(cluster, &name, "is frozen", secs(8), Cleanup::Thaw)
             }

@@ -260,7 +260,7 @@ impl ElectionRounds {
             }
             LeaderFrozen => {
                 let leader = self.world.leader_seen_by("n1");
-                self.world.node(&leader).signal(Signal::STOP);
+                self.world.node(&leader).freeze();
                 return vec![Cleanup::ThawNode(leader)];
             }
             ClocksJump => {

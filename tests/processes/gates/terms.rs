@@ -147,9 +147,7 @@ impl RunnerTest {
         let injected = Instant::now();
         match fault {
             FaultKind::Killed => self.world.node(&victim).kill(),
-            FaultKind::Frozen => {
-                self.world.node(&victim).signal(Signal::STOP);
-            }
+            FaultKind::Frozen => self.world.node(&victim).freeze(),
         }
         self.more(); // for the successor
         let (successor, new) = self.runner(old);

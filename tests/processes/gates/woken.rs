@@ -54,7 +54,7 @@ fn woken_runner_and_history_tell_what_happened() {
     let lease = world.muster_insists(&["lease", "get", "migration", "-n", "muster-reconcilers"]);
     assert_eq!(lease["lease_duration_ms"], LEASE_SECS * 1000, "of the definition: {lease}");
 
-    world.node(&victim).signal(Signal::STOP);
+    world.node(&victim).freeze();
     let frozen = Instant::now();
     eventually_so("its successor has begun", || begun(&world).len() == 2);
     println!("taken over after {:?}", frozen.elapsed());

@@ -12,7 +12,7 @@ use muster_local_cluster::{Lifetime, LocalNode, NodeProcess, ProcessId, Ready};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 use super::network::Known;
-use super::{MUSTERD, Network, eventually};
+use super::{MUSTERD, Network, eventually, eventually_so};
 
 /// A [`LocalNode`] for scenarios: its waits fail the test on timeout.
 pub struct Node {
@@ -178,7 +178,7 @@ impl Node {
     #[track_caller]
     pub fn freeze(&mut self) {
         let id = self.signal(Signal::STOP).process().id();
-        eventually("it is frozen", || id.is_stopped().then_some(()));
+        eventually_so("it is frozen", || id.is_stopped());
     }
 
     /// Waits for its end; returns the exit status, or `None` after a signal.

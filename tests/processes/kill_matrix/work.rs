@@ -104,7 +104,7 @@ impl Work {
     pub fn begin(world: &mut World) -> Self {
         let sockets: Vec<PathBuf> = MANAGERS.iter().map(|name| world.socket(name)).collect();
         let log = Follower::start(sockets.clone(), |since| Request::Events { since, wait_ms: WAIT_MS });
-        world.node(FROZEN).signal(Signal::STOP);
+        world.node(FROZEN).freeze();
         world.muster(&["node", "promote", FROZEN]).ended(0);
         let id = world.seen("n1", "n1").expect("n1 is a node").id;
         Self { writer: Writer::start(sockets.clone(), id), editor: Editor::start(sockets), log }

@@ -291,7 +291,7 @@ impl MusterElector {
     fn on_acquire_answer(&mut self, now: Moment, number: u64, result: Result<LeaseView, Trouble>, out: &mut Out) {
         let Phase::Campaigning(campaigning) = &mut self.phase else { return };
         let Some((_, sent)) = campaigning.asked.take_if(|(asked, _)| *asked == number) else { return };
-        // 2. The cluster has decided: it is ours, or held, or there is no decision yet.
+        // 2. The cluster has decided: it is ours, or held, or the decision is still to come.
         match result {
             Ok(lease) if lease.holder.as_deref() == Some(&self.me) && !lease.expired && lease.fencing_token.0 > 0 => {
                 self.blocked = None;

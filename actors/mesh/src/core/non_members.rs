@@ -122,6 +122,7 @@ mod tests {
             "it has become a member"
         );
     }
+
     #[test]
     fn accepted_sessions_and_those_of_members_are_not_watched() {
         let mut non_members = NonMembers::default();

@@ -242,6 +242,7 @@ mod tests {
         assert_eq!(windows.timed_out(at(20), Kind::Check(at(5))), Suspicion::None);
         assert_eq!(windows.timed_out(at(21), Kind::Check(at(20))), Suspicion::Stuck);
     }
+
     #[test]
     fn each_end_makes_room_and_an_answer_clears_suspicion() {
         let mut windows = Windows::default();

@@ -220,3 +220,32 @@ impl Storage for MemLog {
         Ok(snapshot)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(entries: u64) -> MemLog {
+        let mut log = MemLog::default();
+        let entries: Vec<Entry> = (1..=entries).map(|index| Entry { index, term: 1, ..Entry::default() }).collect();
+        log.append(&entries);
+        log
+    }
+
+    #[test]
+    fn entries_without_data_take_the_memory_of_their_structure() {
+        let log = log(100);
+        let of_ten = 10 * size_of::<Entry>() as u64;
+        assert_eq!(log.compaction_point(100, 1_000, of_ten).index, 90);
+        assert_eq!(log.compaction_point(100, 5, of_ten).index, 95, "the smaller bound counts");
+        assert_eq!(log.compaction_point(50, 1_000, of_ten).index, 40, "what follows the snapshot is kept in any case");
+    }
+
+    #[test]
+    fn compaction_returns_the_memory_of_a_burst() {
+        let mut log = log(10_000);
+        log.compact(LogPoint { index: 9_990, term: 1 });
+        assert!(log.entries.capacity() < 100, "{} places for ten entries", log.entries.capacity());
+        assert_eq!((log.first(), log.last(), log.bytes), (9_991, 10_000, 10 * 32));
+    }
+}

@@ -30,6 +30,12 @@ use self::duplicates::Duplicates;
 use super::node_update;
 use crate::config::DispatcherConfig;
 
+/// Sessions that managers take back in a second, each with a TLS handshake, if their processors are busy: two cores that they shared
+/// with the agents took back 300.
+const RETURNS_PER_SEC: u64 = 250;
+/// The most by which a grace period is prolonged, in grace periods: beyond it, nodes are dead rather than waiting for their turn.
+const MAX_PROLONGATION: u32 = 2;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BatchId(pub u64);
 
@@ -416,10 +422,10 @@ impl Dispatcher {
         if now < grace.until { Vec::new() } else { set(record, Liveness::Down) }
     }
 
-    /// DISP-9. Nothing for a few nodes.
+    /// DISP-9. How much longer a node whose grace period ends may be away: nothing if few are.
     fn time_for_the_rest(&self) -> Duration {
         let waiting = u64::try_from(self.grace.len()).unwrap_or(u64::MAX);
-        Duration::from_secs(waiting / self.config.returns_per_sec).min(self.config.grace * 2)
+        Duration::from_secs(waiting / RETURNS_PER_SEC).min(self.config.grace * MAX_PROLONGATION)
     }
 
     /// DISP-2. One with a connection before one without, then by `since`, so that every check picks the same one.

@@ -241,6 +241,17 @@ fn a_fleet_that_reconnects_is_not_shown_down() {
     assert!((8_001..=8_010).all(|n| w.liveness(n) == Down));
 }
 
+/// A host that died last reported on nodes that have sessions elsewhere by now: they do not count.
+#[test]
+fn nodes_that_moved_prolong_no_grace_period() {
+    let mut w = World::new((1..=2_000).map(|n| (n, Ready)));
+    w.digest(100, true, (1..=2_000).map(ready).collect());
+    w.run(19, &[(101, (2..=2_000).map(ready).collect())]);
+    assert_eq!(w.liveness(1), Ready);
+    w.run(2, &[(101, (2..=2_000).map(ready).collect())]);
+    assert_eq!((w.liveness(1), w.commands), (Down, 1));
+}
+
 #[test]
 fn dead_nodes_are_shown_down_within_three_grace_periods() {
     let mut w = World::new((1..=20_000).map(|n| (n, Ready)));
