@@ -234,6 +234,15 @@ fn lease_of_a_crashed_incarnation_is_released_after_its_work() {
     assert_eq!(world.asked_release().1, FencingToken(10));
 }
 
+/// It is lost by then anyway, and its work has ended with that incarnation.
+#[test]
+fn stopped_elector_does_not_wait_for_a_crashed_ones_lease() {
+    let until = Moment(3_600_000_000) + secs(9);
+    let mut world = World::with_outstanding(&config(), Some(OutstandingToken { token: FencingToken(10), until }));
+    world.signal(Signal::Cancelled);
+    assert!(world.asks.is_empty() && world.effects.contains(&Effect::Stopped(Ok(()))), "{:?}", world.effects);
+}
+
 #[test]
 fn leases_of_less_than_a_second_work_the_same_way() {
     let quick = ElectorConfig { lease_duration: ms(300), renew_deadline: ms(200), retry_period: ms(50), ..config() };
