@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use muster_messages::wire::Request;
 use muster_messages::{Rng, Role};
-use rustix::process::Signal;
 
 use super::cluster::{Cleanup, Cluster, MAX_NODES, Machine, WITNESS};
 
