@@ -1,6 +1,6 @@
 //! History: recent changes of objects, so that a watch can continue from the revision it has seen.
 //!
-//! Owns        the changes of the last 10 minutes or 10,000 changes, whichever is longer, within 64 MiB.
+//! Owns        the last 10,000 changes within 64 MiB, and more of the last 10 minutes while all take less than 8 MiB.
 //! Inputs      the changes of each entry, in log order.
 //! Outputs     the changes after a revision, or [`Expired`].
 //! Invariants  WATCH-1  a watch that applies everything after its revision to what it saw then has the newest state.
@@ -13,12 +13,15 @@ use std::time::Duration;
 
 use muster_messages::{Moment, Object, ObjectBody, ObjectChange, ObjectKey, Revision};
 
-/// Changes younger than this are kept (within the limit of bytes).
-pub const KEEP_FOR: Duration = Duration::from_secs(600);
-/// This many changes are kept, whatever their age (within the limit of bytes).
+/// This many changes are kept, whatever their age, within [`MAX_BYTES`].
 pub const KEEP_AT_LEAST: usize = 10_000;
+/// Further changes are kept while they are younger than this, within [`FURTHER_BYTES`].
+pub const KEEP_FOR: Duration = Duration::from_secs(600);
 /// The approximate size limit of the history.
 pub const MAX_BYTES: usize = 64 << 20;
+/// The approximate size of the history above which only [`KEEP_AT_LEAST`] changes are kept. A watch is seldom away for more than
+/// a few seconds; 8 MiB are some 11,000 changes of leases.
+pub const FURTHER_BYTES: usize = 8 << 20;
 
 /// The history does not reach back that far: list again and continue from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +34,7 @@ pub struct Expired {
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct History {
-    changes: VecDeque<(Moment, Arc<ObjectChange>)>,
+    changes: VecDeque<Kept>,
     /// The newest change of each object. Every lease holder asks for its own; otherwise each would search all changes.
     latest: BTreeMap<ObjectKey, Revision>,
     bytes: usize,
@@ -39,6 +42,14 @@ pub struct History {
     /// All changes after this revision are here.
     complete_after: Revision,
     newest: Revision,
+}
+
+#[derive(Clone, Debug)]
+struct Kept {
+    at: Moment,
+    change: Arc<ObjectChange>,
+    /// What it added to the history's size; see [`weight`].
+    weight: usize,
 }
 
 impl Default for History {
@@ -70,12 +81,19 @@ impl History {
             if change.revision <= self.newest {
                 continue;
             }
-            self.bytes += weight(&change);
-            match self.latest.get_mut(&change.key) {
-                Some(at) => *at = change.revision,
-                None => drop(self.latest.insert(change.key.clone(), change.revision)),
-            }
-            self.changes.push_back((now, Arc::new(change)));
+            let follows = match self.latest.get_mut(&change.key) {
+                Some(at) => {
+                    *at = change.revision;
+                    true
+                }
+                None => {
+                    self.latest.insert(change.key.clone(), change.revision);
+                    false
+                }
+            };
+            let weight = weight(&change, follows);
+            self.bytes += weight;
+            self.changes.push_back(Kept { at: now, change: Arc::new(change), weight });
         }
         self.newest = self.newest.max(through);
         self.forget(now);
@@ -87,9 +105,9 @@ impl History {
         if seen < self.complete_after {
             return Err(Expired { oldest: self.complete_after });
         }
-        let first = self.changes.partition_point(|(_, change)| change.revision <= seen);
+        let first = self.changes.partition_point(|kept| kept.change.revision <= seen);
         let mut out: Vec<Arc<ObjectChange>> = Vec::new();
-        for (_, change) in self.changes.range(first..) {
+        for Kept { change, .. } in self.changes.range(first..) {
             if out.len() >= most && out.last().is_some_and(|last| last.revision != change.revision) {
                 break;
             }
@@ -100,9 +118,9 @@ impl History {
 
     /// The change of an object by the entry at this revision; `None`: none, or it is forgotten.
     pub fn change_at(&self, revision: Revision, key: &ObjectKey) -> Option<Arc<ObjectChange>> {
-        let first = self.changes.partition_point(|(_, change)| change.revision < revision);
-        let mut entry = self.changes.range(first..).take_while(|(_, change)| change.revision == revision);
-        entry.find(|(_, change)| change.key == *key).map(|(_, change)| Arc::clone(change))
+        let first = self.changes.partition_point(|kept| kept.change.revision < revision);
+        let mut entry = self.changes.range(first..).map(|kept| &kept.change).take_while(|c| c.revision == revision);
+        entry.find(|change| change.key == *key).map(Arc::clone)
     }
 
     /// Whether an object changed after `seen`.
@@ -129,14 +147,15 @@ impl History {
     }
 
     fn forget(&mut self, now: Moment) {
-        while let Some((recorded, oldest)) = self.changes.front() {
-            let old = now.since(*recorded) > KEEP_FOR && self.changes.len() > KEEP_AT_LEAST;
+        while let Some(Kept { at, change: oldest, weight }) = self.changes.front() {
+            let further = self.changes.len() > KEEP_AT_LEAST;
+            let needless = further && (now.since(*at) > KEEP_FOR || self.bytes > FURTHER_BYTES);
             // An entry is dropped as a whole: `complete_after` lies between entries.
             let partial = oldest.revision == self.complete_after;
-            if !old && !partial && self.bytes <= self.max_bytes {
+            if !needless && !partial && self.bytes <= self.max_bytes {
                 break;
             }
-            self.bytes -= weight(oldest);
+            self.bytes -= weight;
             self.complete_after = oldest.revision;
             if self.latest.get(&oldest.key) == Some(&oldest.revision) {
                 self.latest.remove(&oldest.key);
@@ -146,11 +165,15 @@ impl History {
     }
 }
 
-/// The approximate memory of a change, from above: both versions of an object count fully, although neighbours share one.
-fn weight(change: &ObjectChange) -> usize {
-    let both = [&change.before, &change.after].into_iter().flatten();
-    let keys = 3 * (change.key.name.len() + change.key.namespace.len()) + size_of::<(ObjectKey, Revision)>();
-    size_of::<ObjectChange>() + keys + both.map(|object| weight_of(object)).sum::<usize>()
+/// The approximate memory that a change adds. The object as it was before is the same allocation as the former change of it left, so
+/// it counts only where that change is not kept. (Once the former is forgotten, the allocation lasts as long as this change: at most
+/// one version of each object is uncounted.)
+fn weight(change: &ObjectChange, follows: bool) -> usize {
+    let before = change.before.as_ref().filter(|_| !follows);
+    let objects = [before, change.after.as_ref()].into_iter().flatten();
+    let key = change.key.name.len() + change.key.namespace.len();
+    let latest = if follows { 0 } else { key + size_of::<(ObjectKey, Revision)>() };
+    size_of::<Kept>() + size_of::<ObjectChange>() + key + latest + objects.map(|o| weight_of(o)).sum::<usize>()
 }
 
 fn weight_of(object: &Object) -> usize {
@@ -170,5 +193,6 @@ fn weight_of(object: &Object) -> usize {
     };
     let labels: usize = map(&meta.labels);
     let annotations: usize = map(&meta.annotations);
-    size_of::<Object>() + labels + annotations + owners.sum::<usize>() + managers.sum::<usize>() + body
+    let names = object.name.len() + object.namespace.len();
+    size_of::<Object>() + names + labels + annotations + owners.sum::<usize>() + managers.sum::<usize>() + body
 }

@@ -1,9 +1,10 @@
 //! Watches of objects.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::*;
-use muster_store::history::{Expired, KEEP_AT_LEAST, KEEP_FOR};
+use muster_store::history::{Expired, FURTHER_BYTES, KEEP_AT_LEAST, KEEP_FOR};
 use muster_store::{History, LogPosition, apply_watched};
 
 use crate::world::*;
@@ -31,7 +32,7 @@ impl Watched {
         self.tables.revision
     }
     fn since(&self, seen: Revision) -> Vec<String> {
-        let text = |object: &Option<std::sync::Arc<Object>>| {
+        let text = |object: &Option<Arc<Object>>| {
             let lease = object.as_ref()?.lease()?;
             lease.spec.held_by().map(str::to_owned)
         };
@@ -93,7 +94,7 @@ fn watches_must_list_again_after_a_snapshot() {
 fn history_is_bounded_by_age_count_and_bytes() {
     let mut world = Watched::new();
     let begun = world.tables.revision;
-    for n in 0..KEEP_AT_LEAST + 10 {
+    for n in 0..KEEP_AT_LEAST / 2 + 10 {
         world.acquire(&format!("l{}", n % 7), &format!("h{n}"));
         // The lease is taken over after a release in between.
         let key = ObjectKey::lease("default", format!("l{}", n % 7));
@@ -111,6 +112,42 @@ fn history_is_bounded_by_age_count_and_bytes() {
         small.acquire(&format!("l{n}"), "x");
     }
     assert!((1..50).contains(&small.history.len()), "{}", small.history.len());
+}
+
+/// Updates of one config map with this many bytes, each a change of its own.
+fn updates(count: usize, bytes: usize) -> impl Iterator<Item = ObjectChange> {
+    let version = move |n: usize| {
+        let data = [("text".to_owned(), "x".repeat(bytes))].into();
+        let body = ObjectBody::ConfigMap(ConfigMap { data, ..ConfigMap::default() });
+        let meta = ObjectMeta { revision: Revision(n as u64), ..ObjectMeta::fresh(Uid(1)) };
+        Arc::new(Object { namespace: "default".to_owned(), name: "large".to_owned(), meta, body })
+    };
+    (1..=count).scan(None, move |before, n| {
+        let after = version(n);
+        let before = before.replace(Arc::clone(&after));
+        Some(ObjectChange { revision: Revision(n as u64), key: after.key(), before, after: Some(after) })
+    })
+}
+
+#[test]
+fn history_keeps_few_large_changes_beyond_the_least() {
+    let mut history = History::default();
+    for change in updates(KEEP_AT_LEAST + 10, 2 * FURTHER_BYTES / KEEP_AT_LEAST) {
+        history.record(Moment(0), change.revision, [change]);
+    }
+    assert_eq!(history.len(), KEEP_AT_LEAST, "they take more than `FURTHER_BYTES`, and less than `MAX_BYTES`");
+    assert_eq!(history.since(Revision(9), 1), Err(Expired { oldest: Revision(10) }));
+}
+
+#[test]
+fn shared_version_of_an_object_counts_once() {
+    let (bytes, room) = (10_000, 100_000);
+    let mut history = History::bounded(room);
+    for change in updates(50, bytes) {
+        history.record(Moment(0), change.revision, [change]);
+    }
+    // Nine of 10,000 bytes and their structures fit; with both versions four would.
+    assert_eq!(history.len(), room / bytes - 1);
 }
 
 #[test]
