@@ -20,6 +20,7 @@ use crate::core::backlog::{Backlog, member_ids};
 use crate::core::call_end::{Consequence, End, Notice, consequence};
 use crate::core::links::SessionNumber;
 use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
+use crate::core::peer_session::{Announced, Relink, relink};
 use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Windows};
 use crate::msg::{PeerMsg, PeerStarted};
 use crate::peer_call::{CallContent, Link, check, not_sent, send};
@@ -32,8 +33,7 @@ pub struct PeerShell {
     reports: RaftReports,
     started: Recipient<PeerStarted>,
     link: Option<Link>,
-    /// The member id to which the peer attributes our messages.
-    announced: Option<RaftId>,
+    announced: Announced,
     backlog: Backlog,
     windows: Windows,
     outgoing: OutgoingSnapshot,
@@ -48,7 +48,7 @@ impl PeerShell {
             reports: RaftReports::new(raft),
             started,
             link: None,
-            announced: None,
+            announced: Announced::default(),
             backlog: Backlog::default(),
             windows: Windows::default(),
             outgoing: OutgoingSnapshot::default(),
@@ -76,22 +76,27 @@ impl PeerShell {
         self.reports.snapshot(self.outgoing.piece_ended(now, number, end.of_piece()));
     }
 
-    fn relink(&mut self, cx: &Cx<PeerMsg>, link: Option<Link>) {
+    fn relink(&mut self, now: Moment, link: Option<Link>) {
         let number = |link: &Option<Link>| link.as_ref().map(|l| l.session.number);
-        if link.is_some() && number(&link) == number(&self.link) {
-            // The same session again: its calls still count.
-            self.link = link;
-            return;
-        }
-        // Open calls belong to the old session; the session number tells their ends from those of the new one.
-        self.windows.reset(cx.now());
-        self.snapshot_lost("the session ended");
-        self.announced = link.as_ref().and_then(|l| l.session.own_member);
+        let change = relink(number(&self.link), number(&link));
+        let own_member = link.as_ref().and_then(|l| l.session.own_member);
         self.link = link;
-        if self.link.is_none() {
-            self.reports.unreachable(self.backlog.clear());
-            self.calls.session_lost();
+        match change {
+            Relink::Same => {}
+            Relink::Other => self.change_session(now, own_member),
+            Relink::Gone => {
+                self.change_session(now, None);
+                self.reports.unreachable(self.backlog.clear());
+                self.calls.session_lost();
+            }
         }
+    }
+
+    /// What belongs to the old session ends. The session number tells the ends of its calls from those of the new one's.
+    fn change_session(&mut self, now: Moment, own_member: Option<RaftId>) {
+        self.windows.reset(now);
+        self.snapshot_lost("the session ended");
+        self.announced = Announced::by_hello(own_member);
     }
 
     /// Sends what the windows allow.
@@ -121,11 +126,9 @@ impl PeerShell {
         self.windows.has_room(kind) && link.session.meter.queued() < MAX_QUEUED_BYTES / 2
     }
 
-    /// The first message from a new member id is preceded by its announcement: a session that is older than the member id
-    /// need not be reopened.
-    fn announce_member_id(&mut self, cx: &Cx<PeerMsg>, link: &Link, member_id: Option<RaftId>) {
-        if let Some(member_id) = member_id.filter(|s| self.announced != Some(*s)) {
-            self.announced = Some(member_id);
+    /// Before a message from this member id.
+    fn announce_member_id(&mut self, cx: &Cx<PeerMsg>, link: &Link, sender: Option<RaftId>) {
+        if let Some(member_id) = self.announced.due(sender) {
             self.send(cx, link, PeerMessage::Membership(member_id), RAFT_DEADLINE, CallContent::Membership);
         }
     }
@@ -201,7 +204,7 @@ impl Shell for PeerShell {
                 }
             }
             PeerMsg::Call { deadline, call, reply } => self.ask(cx, deadline, Call { call, reply }),
-            PeerMsg::Link(link) => self.relink(cx, link.map(|l| *l)),
+            PeerMsg::Link(link) => self.relink(cx.now(), link.map(|l| *l)),
             PeerMsg::Done { number, what, end } => self.done(cx, number, what, end),
             PeerMsg::Overdue => self.calls.drop_overdue(cx.now()),
         }
