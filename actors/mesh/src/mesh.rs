@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info};
 
+use crate::core::bindings::Opening;
 use crate::core::links::{Effect, Input, Links, SessionNumber};
 use crate::core::non_members::NonMembers;
 use crate::endpoint::{EndpointEvent, EndpointShell, EndpointShellMsg};
@@ -132,13 +133,14 @@ impl MeshShell {
     }
 
     fn open(&mut self, cx: &Cx<Msg>, dialed: bool, opened: Opened) {
-        let node = opened.agreed.node;
-        let Some(start) = opened.agreed.peer.starts.this().filter(|_| self.sessions.can_open()) else { return };
-        let Some(news) = self.register.take(opened.agreed.peer.clone(), opened.agreed.asked) else {
-            return debug!(%node, "another process of this node was accepted meanwhile");
+        let (node, newcomer) = (opened.agreed.node, opened.agreed.peer.clone());
+        let (start, is_news) = match self.register.take(newcomer, opened.agreed.asked, self.sessions.can_open()) {
+            Opening::Session { start, is_news } => (start, is_news),
+            Opening::Superseded => return debug!(%node, "another process of this node was accepted meanwhile"),
+            Opening::Impossible => return,
         };
         self.sessions.end_other_processes(node, start);
-        if news {
+        if is_news {
             self.peers.send_bindings(&self.register.all());
         }
         let certificate = opened.identity.clone();

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::core::bindings::{IdentityBindings, Newcomer, NewcomerDecision, Reaction};
+use crate::core::bindings::{IdentityBindings, Newcomer, NewcomerDecision, Opening, Reaction};
 use crate::core::hello::Own;
 use crate::dial::Dial;
 use crate::greeting::current;
@@ -99,11 +99,10 @@ impl Register {
         }
     }
 
-    /// Accepts the process after its hello. `None`: another one was accepted meanwhile. Otherwise whether the other managers
-    /// must be informed.
-    pub fn take(&self, newcomer: Newcomer, asked: Option<StartId>) -> Option<bool> {
+    /// Accepts the process after its hello, unless another one was accepted meanwhile. See [`IdentityBindings::confirm`].
+    pub fn take(&self, newcomer: Newcomer, asked: Option<StartId>, can_open: bool) -> Opening {
         let mut stored = self.binding_store.lock();
-        stored.bindings.confirm(Clock.wall(), newcomer, asked, |start| self.is_open(start))
+        stored.bindings.confirm(Clock.wall(), newcomer, asked, can_open, |start| self.is_open(start))
     }
 
     pub fn member_id_announced(&self, node: NodeId, start: StartId, member_id: RaftId) -> bool {

@@ -76,11 +76,16 @@ fn duplicate() -> Newcomer {
     Newcomer { starts: original().starts.next(8), addr, remote: "10.0.0.10:5".to_owned(), ..original() }
 }
 
+/// Its session, of which the other managers are informed.
+fn opens(who: &Newcomer) -> Opening {
+    Opening::Session { start: who.starts.this().unwrap(), is_news: true }
+}
+
 #[tokio::test(start_paused = true)]
 async fn second_process_is_refused_while_first_answers() {
     let register = register(OldProcess::Runs(original().starts));
     assert_eq!(register.decide(&original()).await, Ok(None));
-    assert_eq!(register.take(original(), None), Some(true));
+    assert_eq!(register.take(original(), None, true), opens(&original()));
     for _ in 0..3 {
         let refusal = register.decide(&duplicate()).await.unwrap_err();
         assert_eq!(refusal.reason, RefusalReason::Duplicate);
@@ -91,7 +96,7 @@ async fn second_process_is_refused_while_first_answers() {
     let view = register.view();
     assert_eq!((view.duplicates_refused, &view.duplicates[0]["refused"]["addr"]), (3, &"10.0.0.10:4400".into()));
     assert_eq!(register.decide(&original()).await, Ok(None), "it may open another session");
-    assert_eq!(register.take(duplicate(), None), None, "the old process was not queried");
+    assert_eq!(register.take(duplicate(), None, true), Opening::Superseded, "the old process was not queried");
 }
 
 #[tokio::test(start_paused = true)]
@@ -99,11 +104,11 @@ async fn frozen_or_gone_process_does_not_block_its_successor() {
     let old = original().starts.this();
     for there in [OldProcess::Gone, OldProcess::Frozen, OldProcess::Runs(duplicate().starts)] {
         let register = register(there);
-        assert_eq!(register.take(original(), None), Some(true));
+        assert_eq!(register.take(original(), None, true), opens(&original()));
         let began = tokio::time::Instant::now();
         assert_eq!(register.decide(&duplicate()).await, Ok(old));
         assert!(began.elapsed() < Duration::from_secs(5), "within the hello deadline");
-        assert_eq!(register.take(duplicate(), old), Some(true));
+        assert_eq!(register.take(duplicate(), old, true), opens(&duplicate()));
         let refusal = register.decide(&original()).await.unwrap_err();
         assert!(refusal.message.contains("older state"), "a replaced process does not come back: {refusal}");
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns        for each peer, the process that this manager accepts, and those that the other managers accept.
 //! Inputs      hellos, the bindings of other managers, whether a queried process is still alive.
-//! Outputs     take, ask, refuse; give way.
+//! Outputs     take, ask, refuse; whether a stream becomes a session; give way.
 //! Invariants  MESH-22  a manager accepts one process of a node at a time: of two live ones, the one accepted first.
 //!             MESH-23  a process on a copy of an older state of its directory is not accepted for the member id that it copied,
 //!                      whether the other process lives or not: it does not know what that one has promised since.
@@ -32,6 +32,17 @@ pub enum NewcomerDecision {
     Ask(Box<IdentityBinding>),
     /// It runs on a copy of an older state than this process's.
     Refuse(Box<IdentityBinding>),
+}
+
+/// What becomes of a stream whose hello both sides have accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// No session can open now, or the hello names no process: no process is accepted because of it.
+    Impossible,
+    /// Another process of the node was accepted meanwhile.
+    Superseded,
+    /// The process is accepted, and the stream becomes its session. `is_news`: the other managers must be informed.
+    Session { start: StartId, is_news: bool },
 }
 
 /// The reaction to another manager's binding.
@@ -95,21 +106,28 @@ impl IdentityBindings {
         known.any(|binding| binding.member_id.is_some() && binding.starts.this() == Some(start))
     }
 
-    /// Accepts the sender of a hello that both sides have agreed on, unless another process of its node was accepted meanwhile: `None`.
-    /// `asked`: the old process that did not answer. Otherwise whether the others must be informed.
+    /// Accepts the sender of a hello that both sides have agreed on, unless another process of its node was accepted meanwhile.
+    /// `asked`: the old process that did not answer. `can_open`: whether a session can open now. That is decided first, because a process
+    /// is accepted together with its session, or not at all.
     pub fn confirm(
         &mut self,
         wall: WallTime,
         newcomer: Newcomer,
         asked: Option<StartId>,
+        can_open: bool,
         open: impl FnOnce(StartId) -> bool,
-    ) -> Option<bool> {
+    ) -> Opening {
+        let Some(start) = newcomer.starts.this().filter(|_| can_open) else { return Opening::Impossible };
         let still_accepted = match self.decide(&newcomer, open) {
             NewcomerDecision::Accept => true,
             NewcomerDecision::Ask(binding) => asked.is_some() && binding.starts.this() == asked,
             NewcomerDecision::Refuse(_) => false,
         };
-        still_accepted.then(|| self.take(wall, newcomer))
+        if still_accepted {
+            Opening::Session { start, is_news: self.take(wall, newcomer) }
+        } else {
+            Opening::Superseded
+        }
     }
 
     /// Accepts the newcomer. Whether the others must be informed.

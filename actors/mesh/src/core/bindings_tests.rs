@@ -260,22 +260,43 @@ fn agreed_hello_counts_unless_another_process_was_accepted() {
     let (copy, newer) = (original.restarted(8).elsewhere("10.0.0.10:4400"), original.restarted(9));
     let is_open = |start: StartId| move |open: StartId| open == start;
     let closed = |_: StartId| false;
+    let opens = |who: &Directory, is_news| Opening::Session { start: who.start(), is_news };
     let mut bindings = IdentityBindings::new(node(1));
     let confirm = |bindings: &mut IdentityBindings, who: &Directory, asked: Option<StartId>| {
-        bindings.confirm(WallTime(5), who.hello(), asked, is_open(original.start()))
+        bindings.confirm(WallTime(5), who.hello(), asked, true, is_open(original.start()))
     };
-    assert_eq!(confirm(&mut bindings, &original, None), Some(true), "the first");
-    assert_eq!(confirm(&mut bindings, &original, None), Some(false), "the others know it");
+    assert_eq!(confirm(&mut bindings, &original, None), opens(&original, true), "the first");
+    assert_eq!(confirm(&mut bindings, &original, None), opens(&original, false), "the others know it");
     // Another one: only if the process that is accepted now was asked, and did not answer.
-    assert_eq!(confirm(&mut bindings, &copy, None), None);
-    assert_eq!(confirm(&mut bindings, &copy, Some(newer.start())), None, "another process was asked");
+    assert_eq!(confirm(&mut bindings, &copy, None), Opening::Superseded);
+    assert_eq!(confirm(&mut bindings, &copy, Some(newer.start())), Opening::Superseded, "another process was asked");
     assert_eq!(bindings.of(node(9)).and_then(|binding| binding.starts.this()), Some(original.start()));
     let mut replaced = bindings.clone();
-    assert_eq!(confirm(&mut replaced, &copy, Some(original.start())), Some(true));
+    assert_eq!(confirm(&mut replaced, &copy, Some(original.start())), opens(&copy, true));
     assert_eq!(replaced.of(node(9)).and_then(|binding| binding.starts.this()), Some(copy.start()));
     // The original runs on an older state than its successor by now.
-    assert_eq!(confirm(&mut replaced, &original, Some(copy.start())), None);
+    assert_eq!(confirm(&mut replaced, &original, Some(copy.start())), Opening::Superseded);
     // A restart at the same address needs no question.
-    assert_eq!(confirm(&mut bindings.clone(), &newer, None), None, "the old session is open");
-    assert_eq!(bindings.confirm(WallTime(5), newer.hello(), None, closed), Some(true));
+    assert_eq!(confirm(&mut bindings.clone(), &newer, None), Opening::Superseded, "the old session is open");
+    assert_eq!(bindings.confirm(WallTime(5), newer.hello(), None, true, closed), opens(&newer, true));
+}
+
+/// A session opens only to an identified process, and only while the session server runs: without one, no binding is made.
+#[test]
+fn no_process_is_accepted_while_no_session_can_open() {
+    let (original, closed) = (Directory::new(), |_: StartId| false);
+    let unidentified = Newcomer { starts: Starts { before: 0, nonces: vec![] }, ..original.hello() };
+    let mut bindings = IdentityBindings::new(node(1));
+    for (newcomer, can_open) in [(original.hello(), false), (unidentified.clone(), true), (unidentified, false)] {
+        assert_eq!(bindings.confirm(WallTime(5), newcomer, None, can_open, closed), Opening::Impossible);
+        assert_eq!(bindings.all(), []);
+    }
+    let opens = Opening::Session { start: original.start(), is_news: true };
+    assert_eq!(bindings.confirm(WallTime(5), original.hello(), None, true, closed), opens);
+    let duplicate = original.restarted(8).elsewhere("10.0.0.10:4400").hello();
+    let refused = |bindings: &mut IdentityBindings, can_open| {
+        bindings.confirm(WallTime(5), duplicate.clone(), None, can_open, closed)
+    };
+    assert_eq!(refused(&mut bindings, true), Opening::Superseded);
+    assert_eq!(refused(&mut bindings, false), Opening::Impossible, "whatever else is true of it");
 }
