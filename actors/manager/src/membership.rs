@@ -21,13 +21,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use self::core::{Config, Effect, Input, MembershipCore};
+use self::core::{Config, Effect, Input, MembershipCore, NO_LEADER_TIMEOUT, has_leader, is_without_leader};
 use crate::{RaftData, ReportIncompatible};
 
 /// Bound of one request: the leader may be dialling back or waiting for a quorum.
 const MEMBERSHIP_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer than an election. Without a quorum every manager asks in vain, which costs nothing.
-const NO_LEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Messages of the membership agent, all of them its own.
 #[derive(Named)]
@@ -182,8 +180,8 @@ impl MembershipAgent {
         });
         let (me, mut replica) = (cx.me().clone(), self.ports.replica.clone());
         cx.spawn(async move {
-            while replica.wait_for(|r| r.raft.raft_id.is_some() && r.raft.leader.is_none()).await.is_ok() {
-                let back = replica.wait_for(|r| r.raft.leader.is_some());
+            while replica.wait_for(|r| is_without_leader(&r.raft)).await.is_ok() {
+                let back = replica.wait_for(|r| has_leader(&r.raft));
                 let still_no_leader = tokio::time::timeout(NO_LEADER_TIMEOUT, back).await.is_err();
                 if still_no_leader && me.tell(MembershipAgentMsg::NoLeader).is_err() {
                     return;

@@ -1,21 +1,35 @@
 //! The decisions of the membership agent. Pure: time, the local replica and the disk are the shell's.
 //!
 //! Owns        the member id that the Raft member holds, the one that the leader assigned last, the request in progress.
-//! Inputs      `Input`.
-//! Outputs     `Effect`.
+//! Inputs      `Input`; the member's Raft status.
+//! Outputs     `Effect`; whether, and for how long, it may be without a leader.
 //! Invariants  MEMBERID-1  a manager whose Raft data is missing or damaged never reuses its member id: it requests a new one, and
 //!                     the old member is removed first.
 
 use std::time::Duration;
 
 use muster_messages::wire::{DataLoss, MembershipReply, MembershipRequest};
-use muster_messages::{ErrorBody, ErrorCode, RaftId, Trouble, WaitReason, word};
+use muster_messages::{ErrorBody, ErrorCode, RaftId, RaftStatus, Trouble, WaitReason, word};
 
 use crate::RaftData;
 
 /// Pauses between requests that failed for lack of a session or a leader: short at first, for a joining manager waits for them.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a member is without a leader before this manager asks about its membership. Longer than an election. Without a quorum every
+/// manager asks in vain, which costs nothing.
+pub const NO_LEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Whether this manager is a member without a leader. Without a member id it asks for one anyway.
+pub fn is_without_leader(raft: &RaftStatus) -> bool {
+    raft.raft_id.is_some() && !has_leader(raft)
+}
+
+/// Whether a time without a leader is over.
+pub fn has_leader(raft: &RaftStatus) -> bool {
+    raft.leader.is_some()
+}
 
 /// What this manager says of itself in each request.
 #[derive(Clone, Debug)]

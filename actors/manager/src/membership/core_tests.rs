@@ -131,3 +131,20 @@ fn incompatible_level_is_final_and_bad_address_is_shown() {
     assert_eq!(effects[0], Effect::ShowTrouble(Some(Trouble::DialBackFailed("a:1 does not answer".to_owned()))));
     assert!(matches!(&effects[1], Effect::Log { warn: true, .. }), "{effects:?}");
 }
+
+/// Before it has a member id it asks anyway; a leader ends the time without one, also once the id is gone.
+#[test]
+fn only_a_member_is_without_a_leader() {
+    let status = |raft_id, leader| RaftStatus { raft_id, leader, ..RaftStatus::default() };
+    let (member_id, leader) = (Some(RaftId(4)), Some(RaftId(9)));
+    for (raft_id, leader, without, has) in [
+        (member_id, None, true, false),
+        (member_id, member_id, false, true),
+        (member_id, leader, false, true),
+        (None, None, false, false),
+        (None, leader, false, true),
+    ] {
+        let raft = status(raft_id, leader);
+        assert_eq!((is_without_leader(&raft), has_leader(&raft)), (without, has), "{raft_id:?} {leader:?}");
+    }
+}
