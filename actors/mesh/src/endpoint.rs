@@ -3,9 +3,7 @@
 //! Owns        the actor that the cluster library knows, and its pid.
 //! Inputs      bytes, in calls.
 //! Outputs     what [`EndpointContext`] does with them; `Opened`, `Closed`.
-//! Invariants  MESH-20  no bytes make it panic.
-//! Why bytes, and a handwritten message trait: the derived decoder slices and panics on malformed input, and each panic
-//! runs the panic hook. This one always succeeds; `EndpointContext` decodes the bytes with a limit and a `Result`.
+//! Invariants  MESH-20  no bytes make it panic: neither its message (`msg`) nor what it does with them.
 
 use std::sync::Arc;
 
@@ -14,37 +12,13 @@ use muster_kernel::{Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::Named;
 use muster_messages::wire::{IdentityBinding, StartId};
 use muster_messages::{NodeId, RaftId};
-use ractor::message::{BoxedDowncastErr, SerializedMessage};
-use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use serde_json::{Value, json};
 
+pub use self::msg::EndpointMsg;
 use crate::incoming::EndpointContext;
 
-pub enum EndpointMsg {
-    /// An encoded [`PeerEnvelope`]; answered by an encoded [`PeerReply`].
-    Call(Vec<u8>, RpcReplyPort<Vec<u8>>),
-    Unreadable,
-}
-
-impl ractor::Message for EndpointMsg {
-    fn serializable() -> bool {
-        true
-    }
-    fn serialize(self) -> Result<SerializedMessage, BoxedDowncastErr> {
-        match self {
-            EndpointMsg::Call(args, reply) => {
-                Ok(SerializedMessage::Call { variant: "Call".to_owned(), args, reply, metadata: None })
-            }
-            EndpointMsg::Unreadable => Err(BoxedDowncastErr),
-        }
-    }
-    fn deserialize(message: SerializedMessage) -> Result<Self, BoxedDowncastErr> {
-        Ok(match message {
-            SerializedMessage::Call { args, reply, .. } => EndpointMsg::Call(args, reply),
-            _ => EndpointMsg::Unreadable,
-        })
-    }
-}
+mod msg;
 
 struct EndpointActor;
 
