@@ -3,17 +3,19 @@ use std::collections::BTreeSet;
 use muster_api::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts, RETRY_PAUSE};
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
-use muster_messages::protocol::{Applied, CertAuthorityMsg, RaftMemberMsg, Reply};
-use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
+use muster_messages::protocol::{Applied, CertAuthorityMsg, RaftMemberMsg, Reply, RoleManagerMsg};
+use muster_messages::wire::{self, ActorsAsk, ActorsCall, MembershipReply, Request};
 use muster_messages::{
-    AutoUnlock, AutolockChange, CertificatePin, Change, ClusterId, CrashHow, FEATURE_LEVEL, Guard, Incarnation,
-    NodeRecord, Principal, RaftId, Replica, RequestId, Revision, Role, RoleView, Seal, Subject, WallTime,
+    AutoUnlock, AutolockChange, CertIdentity, CertificatePin, Change, ClusterId, CrashHow, ErrorCode, FEATURE_LEVEL,
+    Guard, Incarnation, NodeId, NodeRecord, Principal, RaftId, Replica, RequestId, Revision, Role, RoleView, Seal,
+    Subject, WallTime,
 };
 use muster_raft_member::ObjectFeed;
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
 use tokio::sync::watch;
 
 use super::core::tests::granted_at;
+use super::shell::MAX_CALLS_IN_PROGRESS;
 use super::*;
 
 /// A call to another manager, as the mesh would carry it.
