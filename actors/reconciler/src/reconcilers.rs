@@ -11,90 +11,32 @@
 //!    │     └─ lease         and the lease behind it
 //!    └─ elect               the election, while it campaigns
 //! ```
-//! A failure in one NAME disturbs no other.
+//! A failure in one NAME disturbs no other. `spec` makes these groups, the actor and its handle.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use muster_elector::ConfigRefusal;
-use muster_kernel::{Address, Backoff, Cx, Fault, Intensity, Shell, Spec};
-use muster_messages::protocol::Named;
-use muster_messages::wire::{Definitions, ReconcilerRequest};
-use muster_messages::{ErrorBody, Release, Revision, Triple};
+use muster_kernel::{Cx, Fault, Shell};
+use muster_messages::{Release, Triple};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::candidates::candidates_spec;
-use crate::cluster_requests::{self, WatchedValue};
+use self::msg::{Msg, Names};
+use self::spec::group;
+pub use self::spec::{Reconcilers, reconcilers_spec};
+use crate::cluster_requests;
 use crate::core::groups::{Effect, Facts, Groups, Input};
-use crate::participants::participants_spec;
-use crate::runner::runner_spec;
 use crate::wiring::{Setup, Wiring};
 
-const MAILBOX: usize = 64;
+mod msg;
+mod spec;
+
 /// Time limit for a reconciler to end in order: a command has 5 s between TERM and KILL.
 const RETIRE_TIMEOUT: Duration = Duration::from_secs(7);
-
-/// The watch of the reconcilers that a release defines.
-struct Names(Triple);
-
-impl WatchedValue for Names {
-    type View = Definitions;
-    fn request(&self, seen: Revision, wait_ms: u64) -> ReconcilerRequest {
-        ReconcilerRequest::Definitions { release: self.0, seen, wait_ms }
-    }
-    fn revision(view: &Definitions) -> Revision {
-        view.revision
-    }
-}
-
-/// Handle to all reconcilers of a process. Cheap to clone.
-#[derive(Clone)]
-pub struct Reconcilers {
-    retire: CancellationToken,
-    retired: watch::Receiver<bool>,
-}
-
-impl Reconcilers {
-    /// Ends every run in order and releases every lease, so that others can continue at once; waits for that briefly. Nothing
-    /// starts afterwards.
-    pub async fn hand_over(&self) {
-        self.retire.cancel();
-        let mut retired = self.retired.clone();
-        let limit = RETIRE_TIMEOUT + Duration::from_secs(1);
-        let _in_time = tokio::time::timeout(limit, retired.wait_for(|retired| *retired)).await.is_ok();
-    }
-}
-
-/// Makes the reconcilers of a process.
-pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefusal> {
-    setup.validate()?;
-    let (tell, retired) = watch::channel(false);
-    let (tell, retire) = (Arc::new(tell), CancellationToken::new());
-    let reconcilers = Reconcilers { retire: retire.clone(), retired };
-    let make = move || {
-        let (setup, retire, retired) = (setup.clone(), retire.clone(), Arc::clone(&tell));
-        let core = Groups::new(setup.abilities());
-        Ok(ReconcilersShell { core, setup, retire, retired, wirings: BTreeMap::new(), watches: BTreeMap::new() })
-    };
-    let spec = Spec::actor("reconcilers", Address::new(MAILBOX), make).with_children();
-    Ok((spec.contained(), reconcilers))
-}
-
-/// Messages of the actor, all sent by itself.
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum Msg {
-    Definitions(Triple, Result<Definitions, ErrorBody>),
-    /// Another release is declared.
-    Declared,
-    Stopped(String),
-    Retire,
-}
 
 /// See the module.
 pub struct ReconcilersShell {
@@ -109,6 +51,12 @@ pub struct ReconcilersShell {
 }
 
 impl ReconcilersShell {
+    /// `retire`: ends all of them in order; `retired` then turns true. Both are shared by the incarnations.
+    fn new(setup: Setup, retire: CancellationToken, retired: Arc<watch::Sender<bool>>) -> Self {
+        let core = Groups::new(setup.abilities());
+        Self { core, setup, retire, retired, wirings: BTreeMap::new(), watches: BTreeMap::new() }
+    }
+
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
         let declared = self.setup.releases.declared();
         let (facts, mut effects) = (Facts { declared: &declared, retiring: self.retire.is_cancelled() }, Vec::new());
@@ -159,21 +107,6 @@ impl ReconcilersShell {
             Msg::Stopped(name)
         });
     }
-}
-
-/// The actors of one reconciler.
-fn group(wiring: Wiring) -> Spec {
-    let path = wiring.name.clone();
-    let fill = move |children: &muster_kernel::Children| {
-        let Wiring { name, setup, publish, .. } = wiring.clone();
-        // The elector of an earlier group ended with that group.
-        wiring.memory.forget_elector();
-        children.start(participants_spec(setup.cluster, name, setup.release.triple, publish));
-        children.start(runner_spec(wiring.clone()));
-        children.start(candidates_spec(wiring.clone(), children.clone()));
-        Ok(())
-    };
-    Spec::group(path, Intensity::default(), fill).backoff(Backoff::SLOW).contained().counted_as("*")
 }
 
 impl Shell for ReconcilersShell {
