@@ -13,6 +13,7 @@ mod autolock;
 mod autopilot;
 mod backup;
 mod building;
+mod connections;
 pub mod core;
 mod http;
 mod kube;
@@ -23,6 +24,7 @@ mod locked;
 mod log_quota;
 mod may_stop;
 mod metrics;
+mod msg;
 mod native;
 mod ports;
 mod quorum_wait;
@@ -44,11 +46,12 @@ mod writes;
 
 pub use http::definition;
 pub use leader::{LeaderSearch, RETRY_PAUSE};
+pub use msg::ApiMsg;
 pub use native::{Caller, serve_native};
 pub use ports::{
     ApiLimits, ApiPorts, ExplainWorkloads, LeaderPorts, LockedDaemon, ManagerPorts, NodeFacts, PeerCalls,
     RenderMetrics, RenderedMetrics, RunLogSource,
 };
 pub use service::Service;
-pub use shell::{ApiMsg, ApiShell};
+pub use shell::ApiShell;
 pub use socket::AdminSocket;

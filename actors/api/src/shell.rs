@@ -5,34 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use muster_audit::{Origin, Via};
-use muster_gateway::{Connection, Framed};
+use muster_gateway::Framed;
 use muster_kernel::{Cx, Fault, Shell};
-use muster_messages::protocol::{Named, Service as Port};
 use muster_messages::{ApiView, WallTime};
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, watch};
 
+use crate::connections::{Open, serve, until_stop};
 use crate::http::{Network, serve_http};
+use crate::msg::{ApiMsg, Incoming};
 use crate::native::{Caller, serve_native};
 use crate::service::Service;
 use crate::socket::{AdminSocket, ClientProtocol, origin_of, recognise};
 
 /// How long requests over HTTP may take to be answered once this actor is asked to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The API's private messages. Requests arrive through its connections.
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum ApiMsg {
-    /// The gateway's channel ended: the gateway restarts, and a new registration follows with a new incarnation.
-    GatewayGone,
-}
-
-/// Connections from the gateway, shared by the incarnations of this actor.
-pub type Incoming = Arc<Mutex<mpsc::Receiver<Connection>>>;
 
 /// The API's shell.
 pub struct ApiShell {
@@ -101,59 +88,6 @@ impl ApiShell {
                 });
             }
         });
-    }
-}
-
-/// Ends when the actor is asked to stop. Then it holds its receiver no longer: what serves a connection has another one.
-fn until_stop(mut stops: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
-    async move { stops.wait_for(|stops| *stops).await.map_or((), drop) }.boxed()
-}
-
-async fn serve(service: Service, connection: Connection, stops: watch::Receiver<bool>) {
-    let caller = connection.principal();
-    let via = Via::Addr(connection.remote.to_string());
-    let serial = connection.identity.as_ref().map(|identity| identity.serial.clone());
-    let origin = Origin { via, serial, forwarder: None };
-    match connection.service {
-        Port::Http => {
-            let (kill, stop) = (connection.kill.clone(), until_stop(stops.clone()));
-            let end = async move {
-                tokio::select! {
-                    () = kill.retired() => {}
-                    () = stop => {}
-                }
-            };
-            let network = Network {
-                refused: connection.refused,
-                source: Some(connection.remote.ip()),
-                origin,
-                end: Some(end.boxed()),
-            };
-            serve_http(service, caller, network, connection.stream).await;
-            drop(stops); // a stop has waited for it
-        }
-        _ => {
-            drop(stops); // the native protocol has no such end, and a stop does not wait for it
-            let frames = Framed::new(connection.stream).with_limit(service.ports.limits.frame(&caller));
-            let ended = serve_native(service, Arc::new(move || caller.clone()), origin, frames).await;
-            if let Err(error) = ended {
-                tracing::debug!(%error, remote = %connection.remote, "API connection ended");
-            }
-        }
-    }
-    drop(connection.permit);
-}
-
-struct Open(Arc<AtomicU64>);
-impl Open {
-    fn new(count: &Arc<AtomicU64>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(count))
-    }
-}
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -7,9 +7,9 @@ use axum::body::Body;
 use axum::http::{Request as HttpRequest, StatusCode};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use muster_gateway::{BoxStream, Kill};
+use muster_gateway::{BoxStream, Connection, Kill};
 use muster_kernel::{Address, Spec};
-use muster_messages::protocol::{Named as _, RaftMemberMsg};
+use muster_messages::protocol::{Named as _, RaftMemberMsg, Service as Port};
 use muster_messages::wire::{self, ApiAnswer, ApiCall, KubeCall, ReconcilerRequest, Refusal, Request};
 use muster_messages::{
     CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, Member, NodeId, Principal, Progress, RaftId,
@@ -18,7 +18,7 @@ use muster_messages::{
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually, eventually_some};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
