@@ -10,66 +10,30 @@
 //! A manager that loses its lease is no longer waited for, and takes part again as soon as it can.
 
 mod core;
+mod ports;
 mod raise;
+mod spec;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use muster_elector::BootTime;
-use muster_kernel::{Address, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::Named;
+use muster_kernel::{Cx, Fault, Shell};
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{ErrorBody, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica, level_release};
-use muster_raft_member::Incompatible;
-use muster_reconciler::{
-    Cluster, Handler, LeaseTiming, Member, MemberSetup, MemberView, Reconcilers, Setup, member_spec, reconcilers_spec,
-};
+use muster_reconciler::MemberView;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::info;
 
+pub use self::core::sentence;
 use self::core::{Change, Participation, ends_runtime, has_definition, is_known};
+pub use self::ports::{LevelPorts, Msg};
+use self::raise::LEADER_ANSWER_TIMEOUT;
 pub use self::raise::definition;
-use self::raise::{LEADER_ANSWER_TIMEOUT, Raise};
-use crate::ReportIncompatible;
+pub use self::spec::spec;
+use self::spec::{candidacy_spec, membership_spec};
 
 /// Pause after a refusal or without a leader: nothing waits for these attempts.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
-
-/// The sentence for operators, whichever actor detected the incompatibility.
-pub fn sentence(what: impl std::fmt::Display, supported: u32) -> String {
-    format!(
-        "{what}, and this build of musterd supports feature level {supported} at most; install the build that the other managers run"
-    )
-}
-
-/// Inputs of the actor. It sends all of them to itself.
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum Msg {
-    /// The local replica knows this node: it is one of the managers.
-    Known,
-    Register,
-    Registered(Result<(), ErrorBody>),
-    Member,
-    Announce,
-}
-
-/// Ports of the actor.
-#[derive(Clone)]
-pub struct LevelPorts {
-    pub me: NodeId,
-    /// The highest level that this build supports.
-    pub level: u32,
-    pub cluster: Arc<dyn Cluster>,
-    pub replicas: watch::Receiver<Arc<Replica>>,
-    /// The Raft member was sent something it cannot read.
-    pub incompatible: watch::Receiver<Option<Incompatible>>,
-    /// This manager's candidacy for raising the level, while it is a candidate.
-    pub raising: Arc<Mutex<Option<Reconcilers>>>,
-    pub report_incompatible: ReportIncompatible,
-}
 
 /// See the module.
 pub struct FeatureLevel {
@@ -78,39 +42,21 @@ pub struct FeatureLevel {
     participation: Participation,
 }
 
-/// The actor's spec.
-pub fn spec(ports: LevelPorts) -> Spec {
-    let make =
-        move || Ok(FeatureLevel { ports: ports.clone(), member: None, participation: Participation::new(ports.level) });
-    Spec::actor("feature-level", Address::new(64), make).contained().with_children()
-}
-
 impl FeatureLevel {
-    fn release(&self) -> Release {
-        level_release(self.ports.level).into()
+    fn new(ports: LevelPorts) -> Self {
+        let participation = Participation::new(ports.level);
+        Self { ports, member: None, participation }
     }
 
-    /// Campaigns for raising the level. The library decides when, and does nothing beside a newer candidate.
     fn campaign(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let raise: Arc<dyn Handler> = Arc::new(Raise(Arc::clone(&self.ports.cluster)));
-        let me = self.ports.me;
-        let (spec, reconcilers) = reconcilers_spec(Setup {
-            node: Some(me),
-            handlers: BTreeMap::from([(LEVEL_RECONCILER.to_owned(), raise)]),
-            ..Setup::new(Arc::clone(&self.ports.cluster), me.to_string(), self.release())
-        })?;
+        let (spec, reconcilers) = candidacy_spec(&self.ports)?;
         cx.children().start(spec);
         *self.ports.raising.lock().unwrap_or_else(PoisonError::into_inner) = Some(reconcilers);
         Ok(())
     }
 
     fn announce(&mut self, cx: &Cx<Msg>) {
-        let me = self.ports.me;
-        let member = Member::new(MANAGERS_SCOPE, me.to_string().as_str(), self.release()).on(me).safe_without_lease();
-        let (cluster, lease) = (Arc::clone(&self.ports.cluster), LeaseTiming::default());
-        let setup = MemberSetup { cluster, clock: Arc::new(BootTime), lease, member };
-        // The member leaves when its lease ends, not before.
-        let (spec, view, _leave) = member_spec("member", setup);
+        let (spec, view) = membership_spec(&self.ports);
         cx.children().start(spec);
         cx.on_change(view.clone(), || Msg::Member);
         self.member = Some(view);

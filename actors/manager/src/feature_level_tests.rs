@@ -3,9 +3,11 @@ use futures_util::future::BoxFuture;
 use muster_messages::protocol::Reply;
 use muster_messages::wire::LeaseRequest;
 use muster_messages::{
-    ActorState, ClusterId, ClusterRecord, CrashHow, DefinitionKey, ErrorCode, Incarnation, NodeRecord, Revision, Role,
-    Secret, WallTime,
+    ActorState, ClusterId, ClusterRecord, CrashHow, DefinitionKey, ErrorBody, ErrorCode, Incarnation, NodeId,
+    NodeRecord, Replica, Revision, Role, Secret, WallTime,
 };
+use muster_raft_member::Incompatible;
+use muster_reconciler::Cluster;
 use muster_testkit::{ActorHarness, Probe};
 
 use super::*;

@@ -2,7 +2,8 @@
 //!
 //! Owns        what was reported last, so that one line is logged for each change.
 //! Inputs      the state of its membership; its local replica; what its Raft member cannot read.
-//! Outputs     when to take part, and again; a definition to register; lines for the log; whether the manager runtime ends.
+//! Outputs     when to take part, and again; a definition to register; lines for the log; whether the manager runtime ends, and with which
+//!             sentence.
 
 use muster_messages::{Definition, DefinitionKey, MANAGERS_SCOPE, NodeId, Tables};
 use muster_raft_member::Incompatible;
@@ -72,6 +73,13 @@ pub(super) fn has_definition(tables: &Tables, definition: &Definition) -> bool {
 /// one peer's claim.
 pub(super) fn ends_runtime(incompatible: Option<Incompatible>) -> bool {
     matches!(incompatible, Some(Incompatible::Level(_)))
+}
+
+/// The sentence for operators, whichever actor detected the incompatibility.
+pub fn sentence(what: impl std::fmt::Display, supported: u32) -> String {
+    format!(
+        "{what}, and this build of musterd supports feature level {supported} at most; install the build that the other managers run"
+    )
 }
 
 #[cfg(test)]
