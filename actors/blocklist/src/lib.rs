@@ -2,7 +2,9 @@
 //! table of blocked nodes. See [`core`] for its decisions and [`shell`] for its effects.
 
 pub mod core;
+mod msg;
 pub mod shell;
 
 pub use self::core::{Cut, Memory, decision, due};
-pub use self::shell::{BlocklistShell, Msg};
+pub use self::msg::Msg;
+pub use self::shell::BlocklistShell;

@@ -4,30 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Recipient, Shell, Slot};
-use muster_messages::protocol::{GatewayMsg, Named, RaftMemberMsg};
-use muster_messages::{Command, Replica, Revision, millis};
+use muster_messages::protocol::{GatewayMsg, RaftMemberMsg};
+use muster_messages::{Command, Replica, millis};
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, info, warn};
 
 use crate::core::{Blocklist, Cut, Effect, Input, Memory, SWEEP_INTERVAL};
+use crate::msg::Msg;
 
 /// Bound of a sweep: the next tick tries again.
 const SWEEP_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Inputs; the actor sends all of them to itself.
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum Msg {
-    /// A newer replica; `seen` is dropped once it was processed.
-    NewReplica {
-        replica: Arc<Replica>,
-        seen: oneshot::Sender<()>,
-    },
-    Retry,
-    Tick,
-    Swept(Option<Revision>),
-}
 
 /// One incarnation.
 pub struct BlocklistShell {
