@@ -7,9 +7,14 @@
 pub mod core;
 mod file;
 mod log;
+mod msg;
+mod ports;
 mod shell;
+mod spec;
 
 pub use self::core::{AuditState, Entry, Object, Origin, Outcome, Via};
 pub use self::file::{FileConfig, LogFile, Sink};
 pub use self::log::{AuditLog, AuditSetup, Class, Draft, Pending};
-pub use self::shell::{AuditPorts, Msg, audit_address, audit_spec};
+pub use self::msg::Msg;
+pub use self::ports::AuditPorts;
+pub use self::spec::{audit_address, audit_spec};

@@ -1,66 +1,22 @@
 //! The actor `node/audit`: passes one write at a time to a thread that may block, and answers the callers that wait for it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, Cx, Fault, Parked, Shell, Slot, Spec};
-use muster_messages::protocol::{AuditFault, AuditMsg, Named, Reply};
+use muster_kernel::{Cx, Fault, Parked, Shell};
+use muster_messages::protocol::{AuditFault, AuditMsg, Reply};
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
 use crate::core::{AuditState, Effect, Input, Job, Queue};
 use crate::file::Sink;
+use crate::msg::Msg;
+use crate::ports::AuditPorts;
 
 /// The interval of syncs, and of retries of a failed file.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
-/// Messages waiting. Each is a request in progress; further lines are counted as lost.
-const MAILBOX: usize = 4096;
 /// For the last write when the process stops. The stop deadline of an actor is 5 s.
 const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum Msg {
-    #[strum(transparent)]
-    Protocol(AuditMsg),
-    Tick,
-    /// A job ended. `None`: its thread panicked and lost the file.
-    Ended {
-        sink: Option<Box<dyn Sink>>,
-        result: Result<(), String>,
-    },
-}
-impl From<AuditMsg> for Msg {
-    fn from(msg: AuditMsg) -> Self {
-        Msg::Protocol(msg)
-    }
-}
-
-/// The state that outlives an incarnation.
-#[derive(Clone)]
-pub struct AuditPorts {
-    /// Creates the sink of the lines. Does not block.
-    pub open: Arc<dyn Fn() -> Box<dyn Sink> + Send + Sync>,
-    pub state: Arc<watch::Sender<AuditState>>,
-    slot: Slot<Queue>,
-}
-
-impl AuditPorts {
-    pub fn new(open: Arc<dyn Fn() -> Box<dyn Sink> + Send + Sync>) -> Self {
-        Self { open, state: Arc::new(watch::Sender::new(AuditState::default())), slot: Slot::new() }
-    }
-}
-
-/// The address of the actor, for all incarnations.
-pub fn audit_address() -> Address<Msg> {
-    Address::new(MAILBOX)
-}
-
-pub fn audit_spec(address: Address<Msg>, ports: AuditPorts) -> Spec {
-    Spec::actor("audit", address, move || Ok(AuditShell::new(ports.clone())))
-}
-
-struct AuditShell {
+pub(crate) struct AuditShell {
     ports: AuditPorts,
     queue: Queue,
     /// `None` while a thread uses it.
@@ -69,7 +25,7 @@ struct AuditShell {
 }
 
 impl AuditShell {
-    fn new(ports: AuditPorts) -> Self {
+    pub fn new(ports: AuditPorts) -> Self {
         let queue = ports.slot.get().unwrap_or_default().resume();
         let sink = Some((ports.open)());
         Self { ports, queue, sink, asks: Parked::default() }
