@@ -1,55 +1,25 @@
 //! The dispatcher's shell: digests in, proposals out. [`crate::core::dispatcher`] decides.
 
+mod msg;
+mod ports;
+mod spec;
+mod view;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, Alarm, AskError, Cx, Fault, Recipient, Shell, Spec};
-use muster_messages::protocol::{Applied, DispatcherMsg, Named, ProposeError, RaftMemberMsg};
-use muster_messages::{Command, Duplicated, ErrorBody, ErrorCode, NodeDoubts, Replica, millis};
-use serde_json::{Value, json};
-use tokio::sync::{Notify, watch};
+use muster_kernel::{Alarm, AskError, Cx, Fault, Shell};
+use muster_messages::protocol::{Applied, DispatcherMsg, ProposeError, RaftMemberMsg};
+use muster_messages::{Command, Duplicated, ErrorBody, ErrorCode, millis};
+use serde_json::Value;
+use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use crate::config::DispatcherConfig;
+pub use self::msg::Msg;
+pub use self::ports::DispatcherPorts;
+pub use self::spec::{dispatcher_address, dispatcher_spec};
+use self::view::shown;
 use crate::core::dispatcher::{BatchId, DigestOutcome, Dispatcher, Effect, Input, Outcome};
-
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum Msg {
-    #[strum(transparent)]
-    Protocol(DispatcherMsg),
-    Replica,
-    Proposed {
-        batch: BatchId,
-        outcome: Outcome,
-    },
-    Wake,
-}
-
-impl From<DispatcherMsg> for Msg {
-    fn from(msg: DispatcherMsg) -> Self {
-        Msg::Protocol(msg)
-    }
-}
-
-/// What the dispatcher gets from the code that wires the tree.
-#[derive(Clone)]
-pub struct DispatcherPorts {
-    pub config: DispatcherConfig,
-    pub replica: watch::Receiver<Arc<Replica>>,
-    pub raft: Recipient<RaftMemberMsg>,
-    /// What people should see beside the nodes' records.
-    pub doubts: Arc<watch::Sender<Arc<NodeDoubts>>>,
-}
-
-/// An address for a dispatcher that does not exist yet.
-pub fn dispatcher_address(config: &DispatcherConfig) -> Address<Msg> {
-    Address::new(config.mailbox)
-}
-
-pub fn dispatcher_spec(address: Address<Msg>, ports: DispatcherPorts) -> Spec {
-    Spec::actor("dispatcher", address, move || Ok(DispatcherShell::new(ports.clone())))
-}
 
 pub struct DispatcherShell {
     core: Dispatcher,
@@ -165,29 +135,7 @@ impl Shell for DispatcherShell {
     }
 
     fn view(&self) -> Value {
-        let now = muster_kernel::Clock.now();
-        let hosts: Vec<Value> = self
-            .core
-            .hosts()
-            .map(|(host, sequence, sessions, received)| {
-                let ago = millis(now.since(received));
-                json!({"host": host, "sequence": sequence, "sessions": sessions, "heard_ms_ago": ago})
-            })
-            .collect();
-        let doubts = self.core.doubts();
-        let duplicates: Vec<Value> = doubts
-            .duplicates
-            .iter()
-            .map(|(node, what)| json!({"node": node, "since": what.since, "processes": what.processes}))
-            .collect();
-        json!({
-            "hosts": hosts,
-            "stale": doubts.unconfirmed.len(),
-            "in_flight": self.core.in_flight(),
-            "waiting": self.core.waiting(),
-            "duplicate_identities": duplicates,
-            "labels_left_out": self.core.labels_left_out(),
-        })
+        shown(&self.core, muster_kernel::Clock.now())
     }
 
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
