@@ -5,34 +5,22 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt;
-use muster_kernel::{Address, Cx, Fault, Shell, Slot};
+use muster_kernel::{Cx, Fault, Shell, Slot};
 use muster_messages::Moment;
-use muster_messages::protocol::Named;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::clock::Timekeeper;
 use crate::core::{Effect, Signal};
 use crate::handle::{Election, Setup, Status};
 use crate::leadership::{Held, Leadership};
 use crate::machine::{Input, Machine};
+use crate::msg::Msg;
+use crate::tasks::{run_alarm, watch_lock};
 use crate::view::shown;
-
-/// Messages of the actor, all sent by itself.
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum Msg {
-    Woke,
-    Answered(Input),
-    Changed,
-    WorkEnded,
-    Stop,
-}
 
 /// One incarnation.
 pub(crate) struct ElectorShell {
@@ -114,30 +102,6 @@ impl ElectorShell {
     }
 }
 
-/// Minimum pause between two reads of a changing lock: a lease that is written all the time must not keep us busy.
-const MIN_READ_INTERVAL: Duration = Duration::from_millis(100);
-
-/// One alarm at a time, always the newest.
-async fn run_alarm(clock: Arc<dyn Timekeeper>, mut wake_at: watch::Receiver<Option<Moment>>, me: Address<Msg>) {
-    loop {
-        let at = *wake_at.borrow_and_update();
-        let alarm = async {
-            match at {
-                Some(at) => clock.until(at).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            changed = wake_at.changed() => if changed.is_err() { return },
-            () = alarm => {
-                if me.tell(Msg::Woke).is_err() || wake_at.changed().await.is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
-
 impl Shell for ElectorShell {
     type Msg = Msg;
     const KIND: &'static str = "LeaderElector";
@@ -149,16 +113,7 @@ impl Shell for ElectorShell {
         cx.spawn(run_alarm(Arc::clone(&self.setup.clock), self.wake_at.subscribe(), cx.me().clone()));
         cx.report(self.stop.clone().cancelled_owned().map(|()| Msg::Stop));
         if let Election::Kubernetes(lock) = &self.setup.election {
-            let (lock, me) = (Arc::clone(lock), cx.me().clone());
-            cx.spawn(async move {
-                loop {
-                    lock.changed().await;
-                    if me.tell(Msg::Changed).is_err() {
-                        return;
-                    }
-                    tokio::time::sleep(MIN_READ_INTERVAL).await;
-                }
-            });
+            cx.spawn(watch_lock(Arc::clone(lock), cx.me().clone()));
         }
         self.step(cx, Input::Signal(Signal::Started));
         Ok(())

@@ -21,8 +21,10 @@ mod machine;
 #[cfg(feature = "managers")]
 mod managers;
 pub mod metrics;
+mod msg;
 mod ports;
 mod session;
+mod tasks;
 mod view;
 mod work;
 
