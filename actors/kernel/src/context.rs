@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::address::Letter;
 use crate::beside::Beside;
 use crate::fence::{Fence, crash_point, within_task};
-use crate::host::panic_text;
+use crate::panicked::panic_text;
 use crate::supervisor::{Children, Report};
 use crate::{Address, Clock, Intensity, Tree};
 

@@ -3,115 +3,21 @@
 use std::any::Any;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use muster_messages::{CrashHow, Named};
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
-use serde_json::Value;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+use crate::Shell;
 use crate::address::Letter;
-use crate::fence::{Fence, at_work};
-use crate::supervisor::{Children, Report};
-use crate::tenancy::{ActorHandle, EndOnDrop, Tenancy};
-use crate::vitals::Pulse;
-use crate::{Address, Cx, Fault, Shell, Tree};
+use crate::fence::at_work;
+use crate::launch::Body;
+use crate::panicked::{Panicked, panic_text};
+use crate::tenancy::EndOnDrop;
 
-/// What a supervisor gives to a new incarnation.
-pub(crate) struct Start {
-    pub path: String,
-    pub name: String,
-    pub incarnation: u64,
-    pub pulse: Pulse,
-    pub report: Report,
-    pub reports_ready: bool,
-    pub fence: Fence,
-    pub tree: Tree,
-    pub supervisor: ActorCell,
-    pub siblings: Children,
-}
-
-pub(crate) trait Launch: Send + Sync {
-    /// The actor has entered the given fence by the time this returns.
-    fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>>;
-}
-
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic without text".to_owned())
-}
-
-/// A handler or task of an actor panicked. A type of its own, so that the supervisor can tell a panic from a returned
-/// error.
-#[derive(Debug)]
-pub(crate) struct Panicked(pub String);
-impl std::fmt::Display for Panicked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "panicked: {}", self.0)
-    }
-}
-impl std::error::Error for Panicked {}
-
-struct ActorLaunch<S: Shell, F> {
-    address: Address<S::Msg>,
-    factory: Arc<F>,
-}
-
-pub(crate) fn launch_actor<S: Shell>(
-    address: Address<S::Msg>,
-    factory: impl Fn() -> Result<S, Fault> + Send + Sync + 'static,
-) -> Arc<dyn Launch> {
-    Arc::new(ActorLaunch::<S, _> { address, factory: Arc::new(factory) })
-}
-
-impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for ActorLaunch<S, F> {
-    fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>> {
-        let (address, factory) = (self.address.clone(), Arc::clone(&self.factory));
-        // Granted before the factory runs: if it returns after it was given up, the address is taken, or reserved for
-        // a later incarnation.
-        let tenancy = address.grant();
-        Box::pin(async move {
-            // The factory may open files: it runs where blocking is allowed, and a panic in it is a failed start.
-            let made = tokio::task::spawn_blocking(move || factory()).await;
-            let shell = made.map_err(|e| Fault::new(format!("panicked while starting: {}", join_text(e))))??;
-            let me = address.of_tenancy(tenancy);
-            let cx = Cx::new(me, start.path, start.incarnation, start.tree, start.report, start.fence);
-            let tenancy = Tenancy { address, number: tenancy, ended: cx.ended().clone() };
-            let handle = ActorHandle { tenancy: tenancy.clone(), siblings: start.siblings, name: start.name };
-            start.pulse.set_handle(Arc::new(handle));
-            let (shell, end_on_drop) = (Some(shell), EndOnDrop(tenancy));
-            let body = Body { shell, pulse: start.pulse, reports_ready: start.reports_ready, end_on_drop, cx };
-            let spawned = Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor).await;
-            spawned.map(drop).map_err(|e| Fault::new(e.to_string()))
-        })
-    }
-}
-
-fn join_text(error: tokio::task::JoinError) -> String {
-    match error.try_into_panic() {
-        Ok(panic) => panic_text(panic.as_ref()),
-        Err(error) => error.to_string(),
-    }
-}
-
-struct Body<S: Shell> {
-    /// Until it has stopped: dropping it is the actor's work, not the supervisor's, which gets the rest.
-    shell: Option<S>,
-    cx: Cx<S::Msg>,
-    pulse: Pulse,
-    reports_ready: bool,
-    end_on_drop: EndOnDrop<S::Msg>,
-}
-
-struct Hosted<S>(PhantomData<fn() -> S>);
-
-impl<S: Shell> Body<S> {
-    fn view(&self) -> Value {
-        self.shell.as_ref().map_or(Value::Null, Shell::view)
-    }
-}
+/// The actor of a shell.
+pub(crate) struct Hosted<S>(pub PhantomData<fn() -> S>);
 
 const HAS_SHELL: &str = "the shell is present until the incarnation has stopped";
 

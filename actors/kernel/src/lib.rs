@@ -23,6 +23,8 @@ mod context;
 mod fence;
 mod fuse;
 mod host;
+mod launch;
+mod panicked;
 mod parked;
 mod shell;
 mod slot;

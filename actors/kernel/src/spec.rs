@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::host::{Launch, launch_actor};
+use crate::launch::{Launch, launch_actor};
 use crate::supervisor::launch_group;
 use crate::{Address, Children, Fault, Shell};
 

@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use super::Children;
 use super::children::{Report, SupervisorMsg};
 use crate::fence::Fence;
-use crate::host::Start;
+use crate::launch::Start;
 use crate::spec::KILL_DEADLINE;
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};

@@ -8,7 +8,8 @@ use ractor::{Actor, ActorCell, ActorId, ActorRef, ActorRuntime};
 use tokio::sync::oneshot;
 
 use super::core::Timer;
-use super::shell::{SupervisorActor, SupervisorArgs};
+use super::shell::SupervisorActor;
+use super::state::SupervisorArgs;
 use crate::fence::Fence;
 use crate::spec::SHUTDOWN_LIMIT;
 use crate::vitals::Pulse;

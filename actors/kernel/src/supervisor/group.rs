@@ -7,7 +7,8 @@ use futures_util::future::BoxFuture;
 use muster_messages::CrashHow;
 
 use super::Children;
-use crate::host::{Launch, Start, panic_text};
+use crate::launch::{Launch, Start};
+use crate::panicked::panic_text;
 use crate::vitals::{Handle, Mailbox};
 use crate::{Fault, Group};
 

@@ -13,7 +13,7 @@ use ractor::actor::messages::BoxedState;
 use ractor::{ActorId, Signal, SupervisionEvent};
 
 use crate::Fault;
-use crate::host::Panicked;
+use crate::panicked::Panicked;
 use crate::tree::Registration;
 
 /// The end of an actor, as its runtime reports it.
