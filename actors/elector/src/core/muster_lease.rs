@@ -15,13 +15,13 @@
 //!
 //! The phases are those of [`super::kubernetes_lease`]. Numbered comments mark the steps of a term, in reading order: `acquire_if_due`
 //! (1), `on_acquire_answer` (2: is it ours), `on_acquired` (3: lead), `renew_if_due` (4), `on_renewal_answer` (5), `work_ended` (6:
-//! release or not), `release_if_due` (7), `on_release_answer` (8), `on_released` (9: campaign again, or stop). Beside them a watch
-//! runs while the machine campaigns or leads: `on_watch_answer`.
+//! release or not), `release_if_due` (7), `on_release_answer` (8), `on_released` (9: campaign again, or stop). Beside them, while the
+//! machine campaigns or leads, the lease is watched: `watch_if_due` (10), `on_watch_answer` (11: what the phase makes of it).
 //!
 //! | phase | its request, when due | accepted | refused, or failed | watch: held by another | watch: ours | watch: free | the work returns |
 //! |---|---|---|---|---|---|---|---|
 //! | campaigning | acquire | **lead**; cancelled or too late: release | held: wait for the watch; final: stop; else retry | wait | chosen by a coordinator: acquire | acquire; with a coordinator: after its time to choose | |
-//! | leading, or draining | renew each retry period | renewed | lost or final: **end**; else retry, until the renew deadline ends it | **end: overtaken** | report a challenger | **end: overtaken** | release, unless the lease is seen beyond our token |
+//! | leading, or draining | renew each retry period | renewed | lost or final: **end**; else retry, until the renew deadline ends it | **end: overtaken** | report a challenger | **end: overtaken** | refused: stop. Overtaken: release if it campaigns again. Any other end: release, but after a cancellation, or work that returned by itself, only with `release_on_cancel`. No release once the lease was seen beyond our token; without one: campaign again, or stop |
 //! | releasing | release at once | campaign again, or stop | not ours, or final: as accepted; else retry | | | | |
 //! | stopped | never | | | | | | |
 
@@ -480,6 +480,7 @@ impl MusterElector {
         if !self.watches() || self.watch.asked.is_some() || !due {
             return;
         }
+        // 10. The lease is watched: the answer comes once it has changed, or after the wait.
         let number = self.next_number();
         self.watch.asked = Some(number);
         self.watch.next_at = None;
@@ -507,6 +508,8 @@ impl MusterElector {
         if seen.revision < self.watch.seen {
             return; // a manager that lags behind
         }
+        // 11. The lease as it is seen. A leader ends unless it still holds it under its token. A candidate waits while another holds
+        //     it, and requests it when it is free, or when a coordinator has chosen this one.
         self.watch.seen = seen.revision;
         let live = seen.lease.as_ref().filter(|lease| lease.holder.is_some() && !lease.expired);
         self.watch.seen_free = live.is_none();
@@ -538,8 +541,8 @@ impl MusterElector {
             Phase::Releasing(_) | Phase::Stopped => {}
         }
         let holder = live.and_then(|lease| lease.holder.as_deref());
-        let ours = matches!(&self.phase, Phase::Leading(leading) if leading.tenure.ending.is_none());
-        if !ours {
+        let leads = matches!(&self.phase, Phase::Leading(leading) if leading.tenure.ending.is_none());
+        if !leads {
             report_leader(&mut self.leader, holder, out);
         }
     }
