@@ -197,7 +197,7 @@ async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<
             let say = |reason: &str| ctx.out.note(format!("{name}: {reason}"));
             // By id: another node could take the name.
             let settled = ctx.client.wait_until_settled(&id, role, until, say).await;
-            change.waited(batch.note(settled.map_err(|f| batch.with_node(&name, f))));
+            change.on_waited(batch.note(settled.map_err(|f| batch.with_node(&name, f))));
         }
     }
     // 3. One sentence for each node, or the documents.
@@ -268,7 +268,7 @@ impl AcceptedChange {
     }
 
     /// How the wait for it ended; `None`: it failed, which is reported already.
-    fn waited(&mut self, settled: Option<Settled>) {
+    fn on_waited(&mut self, settled: Option<Settled>) {
         self.waited = true;
         match settled {
             Some(Settled::Fully) => self.outcome = RoleOutcome::InForce,
@@ -343,7 +343,7 @@ mod tests {
         let text = r#"{"node":"0000000000000000000000001","name":"n4","changed":true,"newer":1}"#;
         let mut change = AcceptedChange::read(text, Role::Manager).unwrap();
         assert_eq!(serde_json::to_value(change.document()).unwrap(), parse::<Value>(text).unwrap());
-        change.waited(Some(Settled::PendingReturn("it is down".to_owned())));
+        change.on_waited(Some(Settled::PendingReturn("it is down".to_owned())));
         let document = json!({"node": "0000000000000000000000001", "name": "n4", "changed": true, "newer": 1,
             "settled": false, "pending": "it is down"});
         assert_eq!(serde_json::to_value(change.document()).unwrap(), document);
