@@ -34,6 +34,8 @@ impl<F: FileSystem> Log<F> {
         match catch_unwind(AssertUnwindSafe(|| Engine::open_with_file_system(config, Arc::clone(fs)))) {
             Ok(Ok(engine)) => Ok(Self { dir: dir.to_owned(), engine: Some(engine) }),
             Ok(Err(raft_engine::Error::Io(e))) => Err(LogFault::io(dir.join(name), e)),
+            // Another process uses the directory: the data is not damaged. raft-engine has no kind of error for it, only a text among
+            // its `Other` ones. With another text it would be reported as damage.
             Ok(Err(e)) if e.to_string().contains("lock file") => Err(LogFault::io(dir.join(name), e)),
             Ok(Err(e)) => Err(LogFault::damaged(suspect(dir), e)),
             // Opening syncs a new file. A failing disk says nothing about the data.
