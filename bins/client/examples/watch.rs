@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_client::{Client, ErrorCode, EventView, EventsView, Failure, Outcome, Revision};
+use muster_client::{Client, ErrorCode, EventKind, EventView, EventsView, Failure, Outcome, Revision};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -43,7 +43,7 @@ async fn follow(socket: &str, store: &Path) -> Outcome {
             }
             Err(failure) => return Err(failure),
         };
-        for event in page.items.iter().filter(|event| event.kind == "role") {
+        for event in page.items.iter().filter(|event| event.kind == EventKind::Role) {
             let text = |value: &Option<String>| value.clone().unwrap_or_default();
             println!("{}: {} -> {}", event.revision, text(&event.before), text(&event.after));
         }

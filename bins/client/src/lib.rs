@@ -32,6 +32,7 @@ pub use self::watch::EventWatch;
 pub use muster_gateway::{BoxStream, Dialer, Framed};
 pub use muster_messages::wire::{ListOf, Request};
 pub use muster_messages::{
-    DetailField, Details, ErrorBody, ErrorCode, EventView, EventsView, Name, NodeListView, NodeView, RequestId,
-    Revision, Role, RoleChangeView, RootId, RootView, RootsView, Secret, StatusView, Word, detail,
+    DetailField, Details, ErrorBody, ErrorCode, EventKind, EventView, EventsView, Name, NodeListView, NodeView,
+    PrincipalKind, PrincipalView, RequestId, Revision, Role, RoleChangeView, RootId, RootView, RootsView, Secret,
+    StatusView, Word, detail,
 };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster::daemon::Host;
-use muster_client::{Client, ErrorCode, EventView, EventWatch, EventsView, Outcome, Revision};
+use muster_client::{Client, ErrorCode, EventKind, EventView, EventWatch, EventsView, Outcome, Revision};
 use muster_kernel::{Address, Children, Cx, Fault, Named, Recipient, Shell, Slot, Spec};
 use serde_json::{Value, json};
 
@@ -141,8 +141,9 @@ impl Shell for Notifier {
 /// What is noted of an event, if it is.
 fn note(event: &EventView) -> Option<String> {
     let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-    ["node", "role", "membership"]
-        .contains(&event.kind.as_str())
+    let kind = event.kind.known()?;
+    [EventKind::Node, EventKind::Role, EventKind::Membership]
+        .contains(&kind)
         .then(|| format!("{} {}: {} -> {}", event.revision, event.reason, text(&event.before), text(&event.after)))
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::word::words;
 use super::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, WallTime, WorkloadName};
 
 /// The authenticated author of a request.
@@ -43,6 +44,25 @@ impl Principal {
         }
     }
 }
+
+words! {
+    /// What kind of caller a [`Principal`] is, as views and the audit log name it.
+    PrincipalKind {
+        Node => "node",
+        /// By its certificate, or by an access token.
+        User => "user",
+        /// An operator, by its certificate.
+        Admin => "admin",
+        /// The admin socket of a manager.
+        Operator => "operator",
+        Anonymous => "anonymous",
+        /// The cluster itself.
+        Cluster => "cluster",
+        Reader => "reader",
+        Workload => "workload",
+    }
+}
+
 impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,6 +1,6 @@
 //! Words of the contract that travel as text: in JSON, in the log, and between releases.
 //!
-//! A list of such words is a plain enum, made by [`words!`] or, in `base`, by a table of its own ([`ErrorCode`]). Where a word arrives from another process its type is [`Word`]:
+//! A list of such words is a plain enum: made by [`words!`], given its words by [`words_of!`] or, in `base`, made by a table of its own ([`ErrorCode`]). Where a word arrives from another process its type is [`Word`]:
 //! a newer release may send one that this release does not know, and it must still be stored, shown and passed on unchanged.
 //! Serialization is that of a string, in JSON and in bincode alike.
 
@@ -31,6 +31,23 @@ macro_rules! words {
             $($(#[$about])* $variant,)*
             $($(#[$others])* $held($inner),)?
         }
+        $crate::model::word::words_of!($name { $($variant => $text,)* } $({ $held($inner) })?);
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str($crate::model::Words::text(*self))
+            }
+        }
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str($crate::model::Words::text(*self))
+            }
+        }
+    };
+}
+
+/// Gives its words to an enum that is defined by itself, because it also travels as a number.
+macro_rules! words_of {
+    ($name:ident { $($variant:ident => $text:literal,)* } $({ $held:ident($inner:ty) })?) => {
         impl $crate::model::Words for $name {
             fn text(self) -> &'static str {
                 match self {
@@ -43,16 +60,6 @@ macro_rules! words {
                     $($text => Some(Self::$variant),)*
                     _ => None $(.or_else(|| <$inner as $crate::model::Words>::of(text).map(Self::$held)))?,
                 }
-            }
-        }
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str($crate::model::Words::text(*self))
-            }
-        }
-        impl serde::Serialize for $name {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str($crate::model::Words::text(*self))
             }
         }
         $crate::model::word::all_words!($name $($variant)* $(; $held)?);
@@ -70,7 +77,7 @@ macro_rules! all_words {
     ($name:ident $($variant:ident)* ; $held:ident) => {};
 }
 
-pub(crate) use {all_words, words};
+pub(crate) use {all_words, words, words_of};
 
 /// The codes of errors have their words in JSON only: between releases an [`ErrorCode`] travels as a number, a `Word<ErrorCode>` as text.
 impl Words for ErrorCode {

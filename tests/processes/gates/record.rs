@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use muster_messages::wire::Request;
-use muster_messages::{RUNNERS_NAMESPACE, Release, Triple};
+use muster_messages::{EventKind, RUNNERS_NAMESPACE, Release, Triple, Word};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use crate::harness::{Follower, WAIT_MS, World};
 #[derive(Clone, Debug, Deserialize)]
 pub struct Event {
     pub revision: u64,
-    pub kind: String,
+    pub kind: Word<EventKind>,
     pub before: Option<String>,
     pub after: Option<String>,
 }
@@ -78,7 +78,7 @@ pub fn state_at(states: &[State], revision: u64) -> State {
 /// The first revision of each term of a reconciler's runner.
 pub fn terms(events: &[Event], reconciler: &str) -> BTreeMap<u64, u64> {
     let mut terms = BTreeMap::new();
-    for event in events.iter().filter(|event| event.kind == "lease") {
+    for event in events.iter().filter(|event| event.kind == EventKind::Lease) {
         if let Some(runner) = event.after.as_deref().and_then(|text| runner_of(text, reconciler)) {
             terms.entry(runner.term).or_insert(event.revision);
         }
@@ -122,7 +122,7 @@ impl CheckContext<'_> {
         let Event { kind, before, after, .. } = event;
         let (before, after) = (before.as_deref(), after.as_deref());
         let missing = || format!("an event is missing between {now:?} and {event:?}");
-        if kind == "lease" {
+        if *kind == EventKind::Lease {
             let runner = |text| runner_of(text, self.reconciler);
             let (was, is) = (before.and_then(runner), after.and_then(runner));
             if was.is_some() || is.is_some() {
@@ -131,7 +131,7 @@ impl CheckContext<'_> {
                 }
                 now.runner = is;
             }
-        } else if kind == "gate" {
+        } else if *kind == EventKind::Gate {
             let gate = |text| gate_of(text, self.reconciler);
             let (was, is) = (before.and_then(gate), after.and_then(gate));
             if was.is_some() || is.is_some() {
@@ -259,7 +259,7 @@ mod tests {
             let (kind, change) = line.split_once(' ').expect("a kind");
             let (before, after) = change.split_once("->").expect("a change");
             let (before, after) = (words(before), words(after));
-            Event { revision: number as u64 + 1, kind: kind.to_owned(), before, after }
+            Event { revision: number as u64 + 1, kind: kind.into(), before, after }
         };
         let events: Vec<Event> = lines.iter().enumerate().map(event).collect();
         let one_and_two = [(1, 1), (2, 2)].map(|(r, f)| (Triple::new(r, 0, 0), Triple::new(f, 0, 0)));

@@ -3,43 +3,30 @@
 use std::collections::HashMap;
 
 use maud::{Markup, html};
-use muster_messages::{EventKind, EventView, word};
+use muster_messages::{EventKind, EventView, Word, Words};
 
 use super::{Seen, name_of, none_of};
 use crate::document::{Part, Row, Table};
 use crate::feed::MAX_EVENTS;
 use crate::html::{address, command, filter, node_link, or_dash, text, time};
 
-/// The kinds that can be chosen.
-const KINDS: [EventKind; 11] = [
-    EventKind::Cluster,
-    EventKind::Node,
-    EventKind::Role,
-    EventKind::Certificate,
-    EventKind::Membership,
-    EventKind::Liveness,
-    EventKind::Token,
-    EventKind::User,
-    EventKind::Lease,
-    EventKind::Gate,
-    EventKind::Workload,
-];
-
 /// Events on their page; older ones are the terminal's.
 const MAX_ROWS: usize = 300;
 
 pub fn page(seen: &Seen, kind: &str, node: &str) -> Vec<Part> {
     let names = seen.names();
+    // The address may name a kind of a newer release.
+    let chosen: Option<Word<EventKind>> = (!kind.is_empty()).then(|| kind.into());
     let is_chosen = |event: &EventView| {
         let name = event.node.map(|id| name_of(id, names));
         let of_node = || name.as_deref() == Some(node) || event.node.is_some_and(|id| id.as_str().starts_with(node));
-        (kind.is_empty() || event.kind == kind) && (node.is_empty() || of_node())
+        chosen.as_ref().is_none_or(|kind| event.kind == *kind) && (node.is_empty() || of_node())
     };
     let kinds = html! {
         nav aria-label="Kinds of events" {
             ul.choices {
                 li { (choice("", "all", kind, node)) }
-                @for value in KINDS.map(word) { li { (choice(&value, &value, kind, node)) } }
+                @for value in EventKind::ALL { li { (choice(value.text(), value.text(), kind, node)) } }
             }
         }
     };
@@ -92,11 +79,11 @@ pub(super) fn table(seen: &Seen, caption: &str, limit: usize, is_chosen: &dyn Fn
             format!("{}/{number}", event.revision.0),
             vec![
                 time(event.at),
-                html! { (text(&event.kind)) },
+                html! { (text(event.kind.text())) },
                 node.unwrap_or_else(|| html! { "-" }),
                 change,
                 html! { (text(&event.reason)) },
-                html! { (text(&event.by.kind)) @if let Some(by) = by { " " (text(&by)) } },
+                html! { (text(event.by.kind.text())) @if let Some(by) = by { " " (text(&by)) } },
                 html! { (event.revision.0) },
             ],
         )

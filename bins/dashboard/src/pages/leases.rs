@@ -1,7 +1,7 @@
 //! Leases: who holds what, until when, under which fencing token.
 
 use maud::{Markup, html};
-use muster_messages::{EventKind, LeaseView, MEMBERS_NAMESPACE, RUNNERS_NAMESPACE, word};
+use muster_messages::{EventKind, LeaseView, MEMBERS_NAMESPACE, RUNNERS_NAMESPACE};
 
 use super::{Seen, absent, none_of};
 use crate::document::{Part, Row, Table};
@@ -105,7 +105,7 @@ pub fn one(seen: &Seen, namespace: &str, name: &str) -> Vec<Part> {
     let is_its = |event: &muster_messages::EventView| {
         let about =
             |text: &Option<String>| text.as_ref().is_some_and(|text| text.split(' ').next() == Some(full.as_str()));
-        event.kind == word(EventKind::Lease) && (about(&event.after) || about(&event.before))
+        event.kind == EventKind::Lease && (about(&event.after) || about(&event.before))
     };
     vec![
         Part::Block("lease", facts),

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use muster_kernel::Clock;
-use muster_messages::{EventKind, WallTime};
+use muster_messages::{EventKind, WallTime, Words};
 
 use crate::cli::duration::parse_duration;
 
@@ -46,7 +46,7 @@ fn parse_request(text: &str) -> Result<String, String> {
 }
 
 fn parse_event_kind(text: &str) -> Result<EventKind, String> {
-    serde_json::from_value(text.into()).map_err(|_| {
+    EventKind::of(text).ok_or_else(|| {
         "one of cluster, node, role, certificate, membership, liveness, token, user, lease, gate, workload".to_owned()
     })
 }

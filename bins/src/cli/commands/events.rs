@@ -2,7 +2,7 @@
 
 use muster_client::{Failure, Outcome};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, EventKind, EventView, EventsView, ID_LEN, NodeView, Revision, WallTime, word};
+use muster_messages::{ErrorCode, EventKind, EventView, EventsView, ID_LEN, NodeView, Revision, WallTime};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ pub async fn run(ctx: &mut Context, args: EventsArgs) -> Outcome<u8> {
 
 /// Which events are shown.
 struct Chosen {
-    kinds: Vec<String>,
+    kinds: Vec<EventKind>,
     /// Its id, or the beginning of that of a removed node.
     node: Option<String>,
     /// The cluster does not know that node.
@@ -92,12 +92,16 @@ impl Chosen {
         // Asked for by kind or request, or as JSON: nothing is left out.
         let own_leases =
             args.all || ctx.out.is_json() || args.request.is_some() || args.kind.contains(&EventKind::Lease);
-        let kinds = args.kind.iter().map(|kind| word(*kind)).collect();
+        let kinds = args.kind.clone();
         Ok(Self { kinds, node, unknown, after: args.after, request: args.request.clone(), own_leases })
     }
 
     fn is_of_node(&self, event: &EventView) -> bool {
         self.node.as_ref().is_none_or(|node| event.node.is_some_and(|id| id.as_str().starts_with(node)))
+    }
+
+    fn is_of_kind(&self, event: &EventView) -> bool {
+        self.kinds.is_empty() || event.kind.known().is_some_and(|kind| self.kinds.contains(&kind))
     }
 
     fn is_of_request(&self, event: &EventView) -> bool {
@@ -108,7 +112,7 @@ impl Chosen {
     /// An event that cannot be read is shown, so that its error is.
     fn shows(&self, event: &Value) -> Shown {
         let Ok(event) = EventView::deserialize(event) else { return Shown::Yes };
-        let chosen = (self.kinds.is_empty() || self.kinds.contains(&event.kind))
+        let chosen = self.is_of_kind(&event)
             && self.is_of_node(&event)
             && self.after.is_none_or(|after| event.at > after)
             && self.is_of_request(&event);
@@ -162,7 +166,7 @@ async fn print_new(ctx: &mut Context, items: Vec<Value>, names: &mut render::Nam
     } else if !items.is_empty() {
         let events = read(items)?;
         // Nodes join and are renamed.
-        if events.iter().any(|event| event.kind == word(EventKind::Node)) {
+        if events.iter().any(|event| event.kind == EventKind::Node) {
             names.extend(ctx.names().await);
         }
         print(&render::event_lines(&events, names, Screen::size_of_terminal().map(|(columns, _)| columns)));
@@ -198,8 +202,8 @@ mod tests {
         assert_eq!((chosen().shows(&role), chosen().shows(&lease)), (Shown::Yes, Shown::OwnLease));
         let all = Chosen { own_leases: true, ..chosen() };
         assert_eq!(all.shows(&lease), Shown::Yes);
-        for (kinds, shown) in [(vec!["role"], Shown::Yes), (vec!["node", "lease"], Shown::Filtered)] {
-            let kinds = kinds.into_iter().map(str::to_owned).collect();
+        let (role_kind, others) = (vec![EventKind::Role], vec![EventKind::Node, EventKind::Lease]);
+        for (kinds, shown) in [(role_kind, Shown::Yes), (others, Shown::Filtered)] {
             assert_eq!(Chosen { kinds, ..chosen() }.shows(&role), shown);
         }
         for (node, shown) in [("01234567", Shown::Yes), (NODE, Shown::Yes), ("12345678", Shown::Filtered)] {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use muster_messages::{EventKind, EventView, ID_LEN, word};
+use muster_messages::{EventKind, EventView, ID_LEN, PrincipalKind};
 
 use super::{Names, when};
 use crate::cli::output::{Table, or_dash, short};
@@ -24,15 +24,15 @@ pub fn event_lines(events: &[EventView], names: &Names, width: Option<usize>) ->
         };
         let by = match &event.by.id {
             Some(id) => format!("{} {}", event.by.kind, readable(id, names)),
-            None if event.by.kind == "cluster" => "the cluster".to_owned(),
-            None => event.by.kind.clone(),
+            None if event.by.kind == PrincipalKind::Cluster => "the cluster".to_owned(),
+            None => event.by.kind.to_string(),
         };
         let request = event.request.as_ref().filter(|_| width.is_none());
         let request = request.map(|id| format!(" request={id}")).unwrap_or_default();
         table.row([
             event.revision.to_string(),
             when(event.at),
-            event.kind.clone(),
+            event.kind.to_string(),
             or_dash(event.node.map(|id| readable(id.as_str(), names))),
             readable(&change, names),
             format!("{} (by {by}){request}", reason(event)),
@@ -46,7 +46,7 @@ pub fn event_lines(events: &[EventView], names: &Names, width: Option<usize>) ->
 /// Members of Raft are recorded as `seat N`, by every build: the word is replaced here only.
 fn reason(event: &EventView) -> Cow<'_, str> {
     match event.reason.strip_prefix("seat ") {
-        Some(raft_id) if event.kind == word(EventKind::Membership) => format!("Raft member {raft_id}").into(),
+        Some(raft_id) if event.kind == EventKind::Membership => format!("Raft member {raft_id}").into(),
         _ => event.reason.as_str().into(),
     }
 }

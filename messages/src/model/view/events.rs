@@ -3,14 +3,15 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::base::word;
-use crate::model::{Event, EventKind, MEMBERS_NAMESPACE, NodeId, Principal, RUNNERS_NAMESPACE, Revision, WallTime};
+use crate::model::{
+    Event, EventKind, MEMBERS_NAMESPACE, NodeId, Principal, PrincipalKind, RUNNERS_NAMESPACE, Revision, WallTime, Word,
+};
 
 /// The author of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrincipalView {
-    /// `node`, `user`, `admin`, `operator`, `anonymous`, `cluster`, `reader`, or a word of a newer release.
-    pub kind: String,
+    /// `node`, `user`, `admin`, `operator`, `anonymous`, `cluster`, `reader`, `workload`, or a word of a newer release.
+    pub kind: Word<PrincipalKind>,
     /// The node's id or the user's name, if the kind has one.
     pub id: Option<String>,
 }
@@ -18,17 +19,17 @@ pub struct PrincipalView {
 impl From<&Principal> for PrincipalView {
     fn from(principal: &Principal) -> Self {
         let (kind, id) = match principal {
-            Principal::Node(id) => ("node", Some(id.to_string())),
-            Principal::User(name) => ("user", Some(name.to_string())),
-            Principal::Admin(name) => ("admin", Some(name.to_string())),
-            Principal::Operator => ("operator", None),
-            Principal::Anonymous => ("anonymous", None),
-            Principal::Cluster => ("cluster", None),
-            Principal::Bearer { user, .. } => ("user", Some(user.to_string())),
-            Principal::Reader(name) => ("reader", Some(name.to_string())),
-            Principal::Workload(name) => ("workload", Some(name.to_string())),
+            Principal::Node(id) => (PrincipalKind::Node, Some(id.to_string())),
+            Principal::User(name) => (PrincipalKind::User, Some(name.to_string())),
+            Principal::Admin(name) => (PrincipalKind::Admin, Some(name.to_string())),
+            Principal::Operator => (PrincipalKind::Operator, None),
+            Principal::Anonymous => (PrincipalKind::Anonymous, None),
+            Principal::Cluster => (PrincipalKind::Cluster, None),
+            Principal::Bearer { user, .. } => (PrincipalKind::User, Some(user.to_string())),
+            Principal::Reader(name) => (PrincipalKind::Reader, Some(name.to_string())),
+            Principal::Workload(name) => (PrincipalKind::Workload, Some(name.to_string())),
         };
-        Self { kind: kind.to_owned(), id }
+        Self { kind: kind.into(), id }
     }
 }
 
@@ -37,8 +38,8 @@ impl From<&Principal> for PrincipalView {
 pub struct EventView {
     pub revision: Revision,
     pub at: WallTime,
-    /// The word of an [`EventKind`](crate::EventKind), or one of a newer release.
-    pub kind: String,
+    /// The word of an [`EventKind`], or one of a newer release.
+    pub kind: Word<EventKind>,
     /// The node that changed, if it was one.
     pub node: Option<NodeId>,
     pub by: PrincipalView,
@@ -57,7 +58,7 @@ impl EventView {
     pub fn is_of_own_lease(&self) -> bool {
         let text = self.after.as_ref().or(self.before.as_ref());
         let namespace = text.and_then(|text| text.split('/').next());
-        self.kind == word(EventKind::Lease)
+        self.kind == EventKind::Lease
             && namespace.is_some_and(|namespace| [MEMBERS_NAMESPACE, RUNNERS_NAMESPACE].contains(&namespace))
     }
 }
@@ -67,7 +68,7 @@ impl From<&Event> for EventView {
         Self {
             revision: event.revision,
             at: event.at,
-            kind: word(event.kind),
+            kind: event.kind.into(),
             node: event.node,
             by: PrincipalView::from(&event.by),
             reason: event.reason.clone(),
@@ -112,6 +113,18 @@ impl<E> EventsView<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_with_words_of_newer_releases_keep_their_json() {
+        for (kind, by, known) in [("lease", "cluster", true), ("of-a-newer-release", "of-that-too", false)] {
+            let json = format!(
+                r#"{{"revision":7,"at":"2024-01-01T00:00:00.000Z","kind":"{kind}","node":null,"by":{{"kind":"{by}","id":null}},"reason":"r","before":null,"after":null}}"#
+            );
+            let event: EventView = serde_json::from_str(&json).unwrap();
+            assert_eq!((event.kind.known().is_some(), event.by.kind.known().is_some()), (known, known));
+            assert_eq!(serde_json::to_string(&event).unwrap(), json);
+        }
+    }
 
     #[test]
     fn events_dropped_between_two_pages_are_known_of_the_whole() {

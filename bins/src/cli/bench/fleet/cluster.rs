@@ -8,8 +8,8 @@ use muster_client::{Failure, Outcome, parse};
 use muster_local_cluster::{ProcessId, until_within};
 use muster_messages::wire::Request;
 use muster_messages::{
-    ErrorCode, EventView, EventsView, Liveness, Membership, NodeId, NodeView, RaftStatusView, Revision, Role,
-    StatusView,
+    ErrorCode, EventKind, EventView, EventsView, Liveness, Membership, NodeId, NodeView, RaftStatusView, Revision,
+    Role, StatusView,
 };
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
@@ -181,7 +181,8 @@ impl<'a> Managers<'a> {
 
 /// How many nodes beside the daemons were shown down. `None`: events are missing, and one of them may have shown another node down.
 fn nodes_down(seen: &EventsView<EventView>, daemons: &[NodeId]) -> Option<usize> {
-    let down = seen.items.iter().filter(|event| event.kind == "liveness" && event.after.as_deref() == Some("down"));
+    let down =
+        seen.items.iter().filter(|event| event.kind == EventKind::Liveness && event.after.as_deref() == Some("down"));
     let nodes: BTreeSet<NodeId> = down.filter_map(|event| event.node).filter(|node| !daemons.contains(node)).collect();
     seen.incomplete_before.is_none().then_some(nodes.len())
 }
@@ -203,10 +204,10 @@ mod tests {
     #[test]
     fn nodes_shown_down_are_unknown_if_events_are_missing() {
         let (daemon, agent) = (NodeId::from_entropy(1 << 64), NodeId::from_entropy(2 << 64));
-        let event = |kind: &str, node, after: &str| EventView {
+        let event = |kind: EventKind, node, after: &str| EventView {
             revision: Revision(8),
             at: WallTime::from_unix_secs(0),
-            kind: kind.to_owned(),
+            kind: kind.into(),
             node: Some(node),
             by: PrincipalView::from(&Principal::Cluster),
             reason: String::new(),
@@ -215,11 +216,11 @@ mod tests {
             request: None,
         };
         let items = vec![
-            event("liveness", daemon, "down"),
-            event("liveness", agent, "down"),
-            event("liveness", agent, "ready"),
-            event("liveness", agent, "down"),
-            event("role", agent, "down"),
+            event(EventKind::Liveness, daemon, "down"),
+            event(EventKind::Liveness, agent, "down"),
+            event(EventKind::Liveness, agent, "ready"),
+            event(EventKind::Liveness, agent, "down"),
+            event(EventKind::Role, agent, "down"),
         ];
         let rest = serde_json::Map::new();
         let mut seen = EventsView { items, revision: Revision(9), more: false, incomplete_before: None, rest };
