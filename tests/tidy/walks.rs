@@ -8,6 +8,10 @@ const FOLDER: &str = "docs/walks";
 /// The most exchanges, and the most files in which they are decided: a newcomer follows no more.
 const MAX_ROWS: usize = 20;
 const MAX_FILES: usize = 25;
+/// The most lines of these files, a little more than today: they do not grow unnoticed.
+const MAX_LINES: usize = 6300;
+/// How far the lines that the walk states may be from those of today.
+const LINES_TOLERANCE: usize = 100;
 /// The column that names the file in which a row is decided.
 const DECIDED_IN: &str = "decided in";
 
@@ -39,10 +43,11 @@ fn hops<'a>(text: &'a str) -> BTreeMap<usize, Vec<&'a str>> {
     items.filter_map(|(row, item)| Some((row.parse::<usize>().ok()?, named(item)))).collect()
 }
 
-/// The number in front of these words.
+/// The number in front of these words, with or without commas.
 fn number_before(text: &str, words: &str) -> Option<usize> {
     let (before, _) = text.split_once(words)?;
-    before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    let number = before.rsplit(|c: char| !c.is_ascii_digit() && c != ',').next()?;
+    number.replace(',', "").parse().ok()
 }
 
 /// The actors of the tree, a family by its beginning: `peer-`.
@@ -69,7 +74,11 @@ fn promotion_walk_keeps_its_budget() {
             }
         }
     }
-    for (what, count, most) in [("rows", rows.len(), MAX_ROWS), ("files", files.len(), MAX_FILES)] {
+    let texts = files.iter().map(|file| std::fs::read_to_string(file).expect("a source is text"));
+    let lines = texts.map(|text| text.lines().count()).sum::<usize>();
+    for (what, count, most) in
+        [("rows", rows.len(), MAX_ROWS), ("files", files.len(), MAX_FILES), ("lines", lines, MAX_LINES)]
+    {
         if count > most {
             wrong.push(format!("{count} {what}, at most {most} are allowed"));
         }
@@ -77,6 +86,14 @@ fn promotion_walk_keeps_its_budget() {
     let stated = (number_before(&walk, " rows and **"), number_before(&walk, " files**"));
     if stated != (Some(rows.len()), Some(files.len())) {
         wrong.push(format!("it has {} rows and {} files, and states {stated:?}", rows.len(), files.len()));
+    }
+    let stated = number_before(&walk, " lines**");
+    if stated.is_none_or(|stated| stated.abs_diff(lines) > LINES_TOLERANCE) {
+        wrong.push(format!("these files have {lines} lines, and it states {stated:?}"));
+    }
+    let bound = number_before(&walk, " lines in these files");
+    if bound != Some(MAX_LINES) {
+        wrong.push(format!("at most {MAX_LINES} lines are allowed, and it states {bound:?}"));
     }
     report("the walk of a promotion is short enough to be followed", &wrong);
 }
@@ -117,5 +134,6 @@ fn walk_is_parsed() {
     assert_eq!(found.keys().copied().collect::<Vec<_>>(), [1, 2]);
     assert_eq!((targets(found[&1]).collect::<Vec<_>>(), targets(found[&2]).count()), (vec!["../a.rs", "b"], 0));
     assert_eq!((number_before(walk, " hops**"), number_before(walk, " rows")), (Some(3), None));
+    assert_eq!(number_before("some **6,100 lines**", " lines**"), Some(6100));
     assert_eq!(actors("└─ peer-<node>   x\n   ├─ mesh\n").into_iter().collect::<Vec<_>>(), ["mesh", "peer-"]);
 }
