@@ -21,7 +21,8 @@ fn by_path(root: &Value) -> BTreeMap<String, Value> {
     all
 }
 
-fn tree(world: &World, name: &str) -> BTreeMap<String, Value> {
+/// Every actor of a node by path, from its own socket.
+pub fn tree(world: &World, name: &str) -> BTreeMap<String, Value> {
     by_path(&world.muster_at(name, &["actors"]).ended(0).json())
 }
 

@@ -4,7 +4,10 @@ use muster_messages::{ErrorCode, Membership, NodeView, Role};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use self::walk::{Cast, WALK};
 use crate::harness::{EndedMuster, SLOW_HEARTBEAT, World, eventually, eventually_so};
+
+mod walk;
 
 /// Desired role, role, certificate and member id, as `node ls -o json` shows them. Without `--fresh` a replica may answer after a
 /// second and a half.
@@ -21,17 +24,15 @@ pub fn four(role: &str) -> (String, String, String, String) {
     (role.into(), role.into(), role.into(), member_id.into())
 }
 
-/// docs/walks/promotion.md ends with the steps that the replicated state records of a promotion.
-#[test]
-fn promotion_records_the_steps_of_its_walk() {
-    const WALK: &str = include_str!("../../docs/walks/promotion.md");
+/// Promotes n4 as docs/walks/promotion.md describes it: the command is typed at the follower that hosts its session.
+/// Compares the steps that the replicated state records of it with those at the end of the page.
+fn walks_to_manager(world: &World, cast: &Cast) {
     let documented =
         WALK.split("```text\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("its last block");
-    let world = World::with(3, 1);
-    let node = world.seen("n1", "n4").expect("it has joined").id.to_string();
-    let before = world.muster(&["events"]).ended(0).json()["revision"].to_string();
-    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
-    let events = world.muster(&["events", "--since", &before]).ended(0).json();
+    let (by, node) = (cast.name("h"), world.seen("n1", "n4").expect("it has joined").id.to_string());
+    let before = world.muster_at(by, &["events"]).ended(0).json()["revision"].to_string();
+    world.muster_at(by, &["node", "promote", "n4", "--wait=300s"]).ended(0);
+    let events = world.muster_at(by, &["events", "--since", &before]).ended(0).json();
     // A certificate's serial says nothing of the walk.
     let fact = |value: &Value| {
         let words = value.as_str().unwrap_or("-").split(' ').filter(|word| word.len() < 32);
@@ -42,6 +43,21 @@ fn promotion_records_the_steps_of_its_walk() {
         .map(|event| format!("{}: {} → {}", fact(&event["kind"]), fact(&event["before"]), fact(&event["after"])))
         .collect();
     assert_eq!(recorded.join("\n"), documented);
+}
+
+#[test]
+fn promotion_records_the_steps_of_its_walk() {
+    let world = World::with(3, 1);
+    let cast = eventually("leader and host stay during a promotion", || {
+        let cast = Cast::of(&world, "n4");
+        walks_to_manager(&world, &cast);
+        let stayed = cast.is_unchanged(&world);
+        if !stayed {
+            world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
+        }
+        stayed.then_some(cast)
+    });
+    cast.enter_every_actor_of_the_walk(&world);
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! The walk of a promotion is short, and its numbers can be counted again.
 
+mod hops;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::hops::hops;
 use super::{report, texts, top};
 
 const FOLDER: &str = "docs/walks";
@@ -34,13 +37,6 @@ fn rows<'a>(text: &'a str, column: &str) -> BTreeMap<usize, &'a str> {
 /// The targets of the links in a cell.
 fn targets(cell: &str) -> impl Iterator<Item = &str> {
     cell.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target)
-}
-
-/// The hops of each row, from the items `- row N: …`: names in backticks, as node/actor.
-fn hops<'a>(text: &'a str) -> BTreeMap<usize, Vec<&'a str>> {
-    let items = text.lines().filter_map(|line| line.strip_prefix("- row ")?.split_once(": "));
-    let named = |item: &'a str| item.split('`').skip(1).step_by(2).collect::<Vec<_>>();
-    items.filter_map(|(row, item)| Some((row.parse::<usize>().ok()?, named(item)))).collect()
 }
 
 /// The number in front of these words, with or without commas.
