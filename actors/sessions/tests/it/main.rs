@@ -7,9 +7,11 @@ mod dispatcher;
 mod stage;
 mod workloads;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use muster_agent::TroubleReason;
 use muster_messages::protocol::{AgentMsg, Applied, RaftMemberMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, MembershipReply, MembershipRequest};
@@ -274,7 +276,6 @@ async fn node_stopped_after_removal_notice_has_it_on_disk() {
         memory.update(|_| {
             taken.send(()).unwrap();
             is_released.recv().unwrap();
-            std::thread::sleep(Duration::from_millis(100));
         })
     });
     is_taken.recv().unwrap();
@@ -284,8 +285,19 @@ async fn node_stopped_after_removal_notice_has_it_on_disk() {
     // Not by polling: the clock of a test stands still while a write waits for the disk.
     let mut trouble = agent.ports.trouble();
     trouble.wait_for(|t| t.as_ref().is_some_and(|t| t.reason == TroubleReason::Removed)).await.unwrap();
+    // The write ends only when the agent has begun to stop.
+    let tree = agent.process.tree().clone();
+    let stops = || {
+        let agent = tree.flat().into_iter().find(|actor| actor.path == "node/agent");
+        agent.and_then(|agent| agent.handling).is_some_and(|handling| handling.message == "stopping")
+    };
+    let mut stopping = pin!(agent.process.stop());
+    while !stops() {
+        assert!(stopping.as_mut().now_or_never().is_none(), "it waits for the disk");
+        tokio::task::yield_now().await;
+    }
     release_write.send(()).unwrap();
-    agent.process.stop().await;
+    stopping.await;
     assert!(agent.memory.store().load_node().unwrap().ended.is_some());
     disk.join().unwrap().unwrap();
     stage.end([host.process]).await;

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use super::connection::connection;
 use super::{Door, Flood, Kind, Who};
 use crate::caller::Caller;
-use crate::cluster::Cluster;
+use crate::cluster::{self, Cluster};
 use crate::daemon::Daemon;
 use crate::pause::scenario_pause;
 use crate::watch::{LogMark, Logged, open_files, rss_kib};
@@ -80,7 +80,7 @@ pub async fn flood(cluster: &Cluster, victim: &str, floods: &[Flood], meanwhile:
         attackers.spawn(attack(*flood, caller(cluster, victim, *flood)?, begun + flood.lasts, tally.clone()));
     }
     let sampler = tokio::spawn(sample(pid, until));
-    let joined = joins(cluster, victim, until, meanwhile).await;
+    let joined = joins(cluster, victim, until, meanwhile, &tally).await;
     while attackers.join_next().await.is_some() {}
     (seen.rss_most_kib, seen.files_most) = sampler.await.unwrap_or_default();
     seen.lasted = begun.elapsed();
@@ -172,11 +172,22 @@ async fn sample(pid: i32, until: Instant) -> (u64, usize) {
 type Joins = (Vec<Duration>, Vec<String>, Vec<String>);
 
 /// Nodes join one after the other, each in its own process, from start to ready; each is removed again.
-async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: HonestLoad) -> Outcome<Joins> {
+async fn joins(
+    cluster: &Cluster,
+    victim: &str,
+    until: Instant,
+    meanwhile: HonestLoad,
+    tally: &Tally,
+) -> Outcome<Joins> {
     let (mut took, mut failed, mut slow) = (Vec::new(), Vec::new(), Vec::new());
     let (seed, token) = (cluster.node(victim).listen.to_string(), cluster.token(Role::Worker).await?);
+    // A flood that opens nothing ends, too.
+    cluster::until("the flood has begun", async || {
+        let has_begun = tally.connections.load(Ordering::Relaxed) > 0 || Instant::now() >= until;
+        Ok(has_begun.then_some(()))
+    })
+    .await?;
     // At least one join, however short the flood.
-    scenario_pause("the flood has begun", meanwhile.join_every.min(Duration::from_millis(300))).await;
     let mut number = 0;
     while Instant::now() < until || number == 0 {
         number += 1;
