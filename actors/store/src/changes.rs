@@ -10,11 +10,10 @@
 //! role change from the history.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_messages::{
-    Blocked, Change, CommandRefusal, EventKind, Generation, Name, NodeId, NodeRecord, Revision, Role, Tables, Token,
-    User, WallTime,
+    BLOCK_MARGIN, Blocked, Change, CommandRefusal, EventKind, Generation, Name, NodeId, NodeRecord, Revision, Role,
+    Tables, Token, User, WallTime,
 };
 
 use crate::apply::Stamp;
@@ -43,9 +42,6 @@ pub use self::nodes::renamed_at;
 pub(crate) use self::reconcilers::operators::REPAIRED;
 pub(crate) use self::reconcilers::runs::defeated as defeated_finalizations;
 pub use self::workloads::workloads_end_after;
-
-/// How long a block outlives the last certificate, for clocks that differ.
-const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
 
 /// Makes one change. `before` is the state that the command found, where it may differ from `tables`.
 pub(crate) fn make(

@@ -1,5 +1,7 @@
 //! The replicated records other than nodes.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision, Role, Secret, WallTime};
@@ -120,13 +122,17 @@ pub struct TokenRights {
     pub namespaces: Vec<String>,
 }
 
+/// How long a block, and a root that was replaced, outlive the last certificate that they are about: managers' clocks
+/// differ. An hour is far more than clocks that are kept in time differ, and costs nothing.
+pub const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
+
 /// A node id with which no manager may communicate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocked {
     pub node: NodeId,
     pub by: Principal,
     pub blocked_at: WallTime,
-    /// The expiry of the last certificate ever issued to it, plus an hour for clock differences.
+    /// The expiry of the last certificate ever issued to it, plus [`BLOCK_MARGIN`].
     pub expires_at: WallTime,
 }
 

@@ -4,8 +4,8 @@
 //! crash or a new leader needs no special code.
 
 use muster_messages::{
-    Blocked, Change, Guard, Liveness, Member, MembershipChangeKind, NodeId, NodeRecord, RaftId, Role, Tables,
-    WaitReason, WallTime, Wants,
+    BLOCK_MARGIN, Blocked, Change, Guard, Liveness, Member, MembershipChangeKind, NodeId, NodeRecord, RaftId, Role,
+    Tables, WaitReason, WallTime, Wants,
 };
 
 use super::observations::{EarlyDial, EarlyDialPhase, Observation};
@@ -45,9 +45,6 @@ impl Wait {
         Self { reason, message }
     }
 }
-
-/// A block outlives its node's last certificate by this much, because clocks differ. The store extends a block that is too short for that.
-const CLOCK_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// The facts that a plan may use.
 pub(crate) struct Scene<'a> {
@@ -105,11 +102,12 @@ impl Path<'_> {
         }
         let by = self.record.removing.as_ref().map(|r| r.by.clone());
         let now = self.scene.now.wall;
+        // The store extends a block that is too short.
         let block = Blocked {
             node: id,
             by: by.unwrap_or(muster_messages::Principal::Cluster),
             blocked_at: now,
-            expires_at: now.max(self.record.last_not_after).plus(CLOCK_ALLOWANCE),
+            expires_at: now.max(self.record.last_not_after).plus(BLOCK_MARGIN),
         };
         Plan {
             wants: Wants::Removed,
