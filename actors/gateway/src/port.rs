@@ -70,6 +70,7 @@ impl Default for GatewayConfig {
 }
 
 /// The number of sources that the rate limit distinguishes, and of offenders in the log: far above normal numbers.
+/// Reached, they cost less than a megabyte, and less than 20 lines a second.
 const MAX_SOURCES: usize = 16_384;
 const MAX_OFFENDERS: usize = 1_024;
 
@@ -77,8 +78,9 @@ const MAX_OFFENDERS: usize = 1_024;
 /// burst of that size makes the kernel drop first packets, which clients resend a second later.
 const LISTEN_BACKLOG: i32 = 4_096;
 
-/// How long an evicted HTTP client's requests may take to be answered, and how many such connections there may be beside those with a
-/// permit. One more is cut at once.
+/// How long an evicted HTTP client's requests may take to be answered, which is long for a request, and how many such
+/// connections there may be beside those with a permit. One more is cut at once: only a flood evicts so many in a
+/// second.
 const RETIREMENT: Duration = Duration::from_secs(1);
 const MAX_RETIRING: usize = 128;
 

@@ -236,6 +236,7 @@ impl Spec {
 
 /// Whether this is a valid child name: one unambiguous segment of a path.
 pub(crate) fn is_segment(name: &str) -> bool {
+    // As long as the longest DNS name: children are named after definitions, among others.
     const MAX_SEGMENT_BYTES: usize = 253;
     let fits = |c: char| c.is_ascii_graphic() && c != '/' && c != '@';
     !name.is_empty() && name.len() <= MAX_SEGMENT_BYTES && name.chars().all(fits)

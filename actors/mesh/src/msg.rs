@@ -74,36 +74,32 @@ impl From<PeerStarted> for Msg {
 /// A peer actor has just started and has no link yet.
 pub struct PeerStarted(pub NodeId);
 
+/// A message is lost if the mailbox is full or the actor restarts.
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum PeerMsg {
-    /// Raft messages. Without a session: dropped, `Unreachable`.
+    /// Raft messages. Without a session: dropped, `Unreachable`. Lost: the same, unless the actor had taken them; Raft
+    /// sends again. Repeated or late: the other side's Raft ignores them.
     Send(Vec<RaftPacket>),
-    /// A snapshot. One `SnapshotSent` follows, unless it is stopped. It replaces another one in transfer; the same one continues
-    /// from the pieces that have arrived.
-    Snapshot {
-        head: SnapshotHead,
-        data: Arc<Vec<u8>>,
-        packet: Box<RaftPacket>,
-    },
-    /// The snapshot at this index is not needed any more. Repeated or late: no effect.
-    StopSnapshot {
-        index: u64,
-    },
-    Call {
-        deadline: Duration,
-        call: Box<PeerCall>,
-        reply: Reply<Result<Vec<u8>, ErrorBody>>,
-    },
-    /// All identity bindings of this manager. Lost: the session ends.
+    /// A snapshot. One `SnapshotSent` follows, unless it is stopped. It replaces another one in transfer. Lost:
+    /// `SnapshotSent` says so. Repeated: the transfer continues from the pieces that have arrived. Late: a newer one
+    /// follows and replaces it.
+    Snapshot { head: SnapshotHead, data: Arc<Vec<u8>>, packet: Box<RaftPacket> },
+    /// The snapshot at this index is not needed any more. Lost: it is sent to its end. Repeated or late: no effect.
+    StopSnapshot { index: u64 },
+    /// A call to a service of the peer. Without a session: `unreachable`. Lost: it was not sent, and the sender knows,
+    /// or the reply port closes, and it may have been carried out. Repeated: another call; each is safe to repeat.
+    /// Late: its deadline counts from here, and the caller has its own.
+    Call { deadline: Duration, call: Box<PeerCall>, reply: Reply<Result<Vec<u8>, ErrorBody>> },
+    /// All identity bindings of this manager. Lost on its way to the peer: the session ends. Lost before, or without a
+    /// session: the next link brings them. Repeated: no effect. Late: a newer list follows.
     IdentityBindings(Vec<IdentityBinding>),
+    /// The current session; `None`: there is none. Lost because the actor is starting: it asks with [`PeerStarted`].
+    /// Repeated: open calls still count. Late: the newest follows.
     Link(Option<Box<Link>>),
-    /// A call that went through session `number` ended.
-    Done {
-        number: SessionNumber,
-        what: CallContent,
-        end: End,
-    },
-    /// A waiting call may be overdue.
+    /// A call that went through session `number` ended. Lost only with the actor: its successor has no open calls.
+    /// Never repeated. Late, after that session: by its number it counts for no other.
+    Done { number: SessionNumber, what: CallContent, end: End },
+    /// A waiting call may be overdue. Lost only with the actor and its calls. Repeated: no effect. Late: answered late.
     Overdue,
 }

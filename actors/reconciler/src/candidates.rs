@@ -49,7 +49,8 @@ impl Memory {
 pub enum Msg {
     ViewChanged,
     Member,
-    /// The run failed here too often. Lost: repeated after the next failure.
+    /// The run failed here too often. Lost: repeated after the next failure. Repeated: from then on it stays out as
+    /// long again. Late, when another candidate has taken over: it stays out all the same.
     Resign,
     /// The elector has ended: it was stopped, or the cluster refused it.
     ElectEnded,

@@ -13,7 +13,8 @@ use muster_messages::{ErrorBody, ErrorCode, RaftId, RaftStatus, Trouble, WaitRea
 
 use crate::RaftData;
 
-/// Pauses between requests that failed for lack of a session or a leader: short at first, for a joining manager waits for them.
+/// Pauses between requests that failed for lack of a session or a leader: short at first, for a joining manager waits
+/// for them, and at most about as long as an election, after which the next one succeeds.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 

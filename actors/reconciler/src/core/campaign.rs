@@ -1,5 +1,6 @@
 //! What a candidate does with its campaign, of which there is one at most.
 //!
+//! Owns        nothing: the campaign is a value, and its actor holds it.
 //! Inputs      the campaign as it is; whether one is wanted, and with which timing of the lease; whether an action is running.
 //! Outputs     the next [`CampaignStep`].
 //! Invariants  another timing of the lease interrupts no action: the campaign begins again once none is running.

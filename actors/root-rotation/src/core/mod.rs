@@ -29,7 +29,8 @@ pub use self::values::{Answer, AskId, Effect, Input, NotSigned, OperatorStep, Si
 
 /// Acknowledgements in one entry: a fleet of 10,000 takes 40.
 const MAX_TRUSTED: usize = 256;
-/// The pauses after a step of the leader's own failed.
+/// The pauses after a step of the leader's own failed. Most causes pass within seconds. One that does not is tried once
+/// a minute: a rotation takes hours, and each failure is logged.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 

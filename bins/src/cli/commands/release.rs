@@ -24,6 +24,7 @@ const RELEASES: &str = "node/releases";
 
 /// The daemon looks twice a second. A daemon that has not looked in this time is waited for as long as for an answer (`--timeout`).
 const TAKE_UP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Often enough that a person does not notice the wait, and a daemon does not notice the questions.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What the daemon on this machine knows of the releases.
