@@ -9,11 +9,12 @@ use std::time::Duration;
 use muster::cli::elect::command::{End, guard};
 use muster::guard::{Exit, Guarded, Launch, News, Report, adopt};
 use muster_elector::{BootTime, Hold, Timekeeper};
-use muster_local_cluster::{ProcessId, parent};
+use muster_local_cluster::{ProcessId, parent, until};
 use muster_messages::Moment;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, timeout};
 
 /// Bound of every wait, far above what it takes. The core's tests check the guardian's precision, on their own clock.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
@@ -64,11 +65,12 @@ fn played_muster() {
         println!("guardian {}", guarded.guardian());
         let first = hold(BootTime.now());
         guarded.until(first).await;
-        let mut silent = false;
+        let (mut silent, mut renewals) = (false, tokio::time::interval(RENEW));
+        renewals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let news = tokio::select! {
                 news = guarded.next() => news,
-                () = tokio::time::sleep(RENEW), if !silent => {
+                _ = renewals.tick(), if !silent => {
                     let last = hold(BootTime.now());
                     guarded.until(last).await;
                     silent = Path::new(SILENCE).exists();
@@ -271,21 +273,23 @@ fn command_ignoring_term_is_killed_despite_renewals() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let end = runtime.block_on(async {
         let report = async {
-            while !ready.exists() {
-                tokio::time::sleep(RENEW).await;
-            }
+            let is_ready = until("the command is ready", async || Ok(ready.exists().then_some(())));
+            is_ready.await.expect("it begins");
         };
         let renewals = async {
+            let mut due = tokio::time::interval(RENEW);
             loop {
-                tokio::time::sleep(RENEW).await;
+                due.tick().await;
                 renew.send_replace(hold());
             }
         };
-        tokio::select! {
-            end = guard(&launch, renewed, report, None) => Some(end),
-            () = renewals => None,
-            () = tokio::time::sleep(WAIT_LIMIT) => None,
-        }
+        let guarded = async {
+            tokio::select! {
+                end = guard(&launch, renewed, report, None) => Some(end),
+                () = renewals => None,
+            }
+        };
+        timeout(WAIT_LIMIT, guarded).await.ok().flatten()
     });
     assert!(matches!(end, Some(End::Exited(Exit::Signal(9)))), "{end:?}");
 }

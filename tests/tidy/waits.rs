@@ -8,12 +8,10 @@ const REAL_TIME: [&str; 5] =
     ["tests/processes/", "tests/attacks/", "tests/clients/scenarios/", "bins/tests/", "actors/mesh/tests/processes/"];
 
 /// Files that may sleep in real time, each with its reason.
-const MAY_SLEEP: [(&str, &str); 5] = [
+const MAY_SLEEP: [(&str, &str); 3] = [
     ("tests/processes/harness/pause.rs", "`scenario_pause`"),
     ("tests/attacks/src/pause.rs", "`scenario_pause`"),
     ("tests/processes/harness/network.rs", "data takes its time on a slow link"),
-    ("tests/clients/scenarios/harness/proto.rs", "retries as client-go does, at its interval"),
-    ("bins/tests/elect.rs", "renews as an elector does, at its interval"),
 ];
 
 const SLEEPS: [&str; 2] = ["sleep", "sleep_until"];

@@ -158,6 +158,11 @@ fn runtime(machine: Machine) -> Runtime {
         .expect("a runtime for the attackers")
 }
 
+/// Keeps what the caller has opened.
+async fn held() {
+    scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
+}
+
 impl Siege {
     pub fn begin(attacker: &Attacker, harms: &[SiegeKind], machine: Machine) -> Self {
         let (over, counts) = (Arc::new(AtomicBool::new(false)), Counts::default());
@@ -333,7 +338,7 @@ impl SiegeTask {
             Some(())
         };
         let _either = timeout(HOLD_TIME, sending).await;
-        scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
+        held().await;
         Some((sent, 0))
     }
 
@@ -355,7 +360,7 @@ impl SiegeTask {
         let namespace = &self.attacker.namespace;
         let watch = format!("GET /apis/coordination.k8s.io/v1/namespaces/{namespace}/leases?watch=1");
         stream.write_all(format!("{}\r\n", self.head(&watch)).as_bytes()).await.ok()?;
-        scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
+        held().await;
         Some((1, 0))
     }
 
@@ -366,12 +371,12 @@ impl SiegeTask {
                 let mut stream = caller.tls().await.ok()?;
                 stream.write_all(&60_000_u32.to_be_bytes()).await.ok()?;
                 stream.write_all(&[1; 59_000]).await.ok()?;
-                scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
+                held().await;
             }
             1 => {
                 let mut stream = self.http()?.tls().await.ok()?;
                 stream.write_all(self.head("GET /v1/nodes").as_bytes()).await.ok()?;
-                scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
+                held().await;
             }
             _ => {
                 let mut stream = self.http()?.tls().await.ok()?;
@@ -379,7 +384,7 @@ impl SiegeTask {
                 let head = format!("{}content-length: 60000\r\n\r\n", self.head(&path));
                 stream.write_all(head.as_bytes()).await.ok()?;
                 stream.write_all(&[b' '; 59_000]).await.ok()?;
-                scenario_pause("held open, incomplete or unread", HOLD_TIME).await;
+                held().await;
             }
         }
         Some((1, 0))

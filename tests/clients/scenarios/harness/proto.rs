@@ -18,6 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::Value;
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::{Kubeconfig, wire};
 
@@ -247,22 +248,33 @@ impl Elector {
 
     /// Leads, renewing as client-go does, until renewals have failed for the whole deadline, which is returned as an error.
     pub async fn lead(&mut self) -> Result<Infallible, Duration> {
-        let mut renewed = Instant::now();
+        let (mut renewed, mut attempts) = (Instant::now(), self.attempts());
         loop {
+            attempts.tick().await;
             if self.step().await {
                 renewed = Instant::now();
             } else if renewed.elapsed() > self.timing.renew_deadline {
                 return Err(renewed.elapsed());
             }
-            tokio::time::sleep(self.timing.retry_period).await;
         }
     }
 
     /// Retries until it leads.
     pub async fn acquire(&mut self) {
-        while !self.step().await {
-            tokio::time::sleep(self.timing.retry_period).await;
+        let mut attempts = self.attempts();
+        loop {
+            attempts.tick().await;
+            if self.step().await {
+                return;
+            }
         }
+    }
+
+    /// The first begins at once, and so does the one after an attempt that took longer than the period.
+    fn attempts(&self) -> Interval {
+        let mut attempts = interval(self.timing.retry_period);
+        attempts.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        attempts
     }
 
     /// The token of its leadership.
