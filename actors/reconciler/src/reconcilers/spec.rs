@@ -46,7 +46,7 @@ pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefus
 }
 
 /// The actors of one reconciler.
-pub fn group(wiring: Wiring) -> Spec {
+pub(super) fn group(wiring: Wiring) -> Spec {
     let path = wiring.name.clone();
     let fill = move |children: &Children| {
         let Wiring { name, setup, publish, .. } = wiring.clone();
