@@ -1,24 +1,16 @@
-//! One client's conversation: root certificates at once, a join request through the leader.
-//!
-//! Keeps JOIN-4: at most three frames, and one request to the leader, which is the last; the actor limits the time.
+//! One client's conversation: root certificates at once, a join request through the leader. [`crate::core`] decides what follows a
+//! frame.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use muster_gateway::{BoxStream, Framed};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
 use muster_messages::{ErrorBody, ErrorCode};
 use tokio::sync::Semaphore;
 
+use crate::core::{Conversation, Next, all_roots};
 use crate::ports::JoinPorts;
-
-/// Frames per conversation: the root or all roots, and retries. The gateway charges a source's rate for the first frame only, so a
-/// join request must be the first frame, and is the last.
-const MAX_FRAMES: usize = 3;
-
-/// Time to retry after a rejection for lack of a permit.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What was answered, in all conversations.
 #[derive(Default)]
@@ -36,46 +28,32 @@ pub async fn converse(
     counters: &Counters,
     permits: &Semaphore,
 ) {
-    for frames_before in 0..MAX_FRAMES {
+    let mut conversation = Conversation::default();
+    while !conversation.is_over() {
         let Ok(Some(frame)) = stream.recv::<JoinFrame>().await else { return };
-        let (reply, last) = match frame {
-            JoinFrame::GetRoot => {
+        let permit = if conversation.needs_permit(&frame) { permits.try_acquire().ok() } else { None };
+        let reply = match conversation.next(frame, permit.is_some()) {
+            Next::SendRoot => {
                 counters.roots.fetch_add(1, Ordering::Relaxed);
-                (JoinReply::Root { root_pem: (ports.root_pem)() }, false)
+                JoinReply::Root { root_pem: (ports.root_pem)() }
             }
-            JoinFrame::GetRoots => {
+            Next::SendRoots => {
                 counters.roots.fetch_add(1, Ordering::Relaxed);
-                ((ports.roots)().map_or_else(not_known_yet, JoinReply::Roots), false)
+                all_roots((ports.roots)())
             }
-            JoinFrame::Join(_) if frames_before > 0 => {
-                let text = "a join request must be the first frame of its connection; connect again";
-                (JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_AFTER)), true)
-            }
-            JoinFrame::Join(request) => match permits.try_acquire() {
-                Ok(_permit) => (ask(ports, remote, request).await, true),
-                Err(_) => {
-                    let text = "too many nodes are joining through this manager; retry";
-                    (
-                        JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_AFTER)),
-                        true,
-                    )
-                }
-            },
+            Next::AskLeader(request) => ask(ports, remote, request).await,
+            Next::Refuse(error) => JoinReply::Refused(error),
         };
+        drop(permit);
         match &reply {
             JoinReply::Joined { .. } => drop(counters.joined.fetch_add(1, Ordering::Relaxed)),
             JoinReply::Refused(_) => drop(counters.refused.fetch_add(1, Ordering::Relaxed)),
             JoinReply::Root { .. } | JoinReply::Roots(_) => {}
         }
-        if stream.send(&reply).await.is_err() || last {
+        if stream.send(&reply).await.is_err() {
             return;
         }
     }
-}
-
-fn not_known_yet() -> JoinReply {
-    let text = "this manager does not know the cluster's roots yet";
-    JoinReply::Refused(ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(RETRY_AFTER))
 }
 
 async fn ask(ports: &JoinPorts, remote: SocketAddr, request: JoinRequest) -> JoinReply {

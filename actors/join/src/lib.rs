@@ -7,6 +7,7 @@
 //! Tokens are not checked here: the leader's certificate authority checks them against its own applied state.
 
 mod conversation;
+mod core;
 mod ports;
 mod shell;
 
