@@ -110,11 +110,7 @@ impl RaftMember {
         } = args;
         let (disk, recovered) = MemberDisk::open(&data_dir, keys, disk_hangs_while)?;
         let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
-        let core = if founding && recovered.member_id.is_none() {
-            RaftCore::found(config, node, seed, now, logger())?
-        } else {
-            RaftCore::open(config, node, recovered, seed, now, logger())?
-        };
+        let core = RaftCore::start(config, node, recovered, founding, seed, now, logger())?;
         let published = Published::new(publish, feed, incompatible, core.tables().revision);
         Ok(Self {
             core: core.without(lost).at_wall_time(now, Clock.wall()),

@@ -51,11 +51,7 @@ impl ManagerRuntime {
         config.feature_level = machine.build;
         let recovered = machine.disk.recover();
         let is_member = recovered.member_id.is_some();
-        let core = if founding && !is_member {
-            RaftCore::found(config, machine.id, seed, now, logger)
-        } else {
-            RaftCore::open(config, machine.id, recovered, seed, now, logger)
-        };
+        let core = RaftCore::start(config, machine.id, recovered, founding, seed, now, logger);
         let lost = machine.disk.held.filter(|_| machine.disk.lost.is_some());
         let lost = lost.filter(|_| world.settings.bug != Some(Bug::ReuseLostMemberId));
         let core = match core {

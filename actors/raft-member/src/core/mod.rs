@@ -7,8 +7,8 @@
 //!
 //! # Driving it
 //! ```text
-//! let mut core = RaftCore::found(config, me, seed, now, logger())?;            // founds a cluster, or
-//! let mut core = RaftCore::open(config, me, recovered, seed, now, logger())?;  // resumes; `Recovered::default()`: an empty replica
+//! // Founds a cluster or resumes; `Recovered::default()`: an empty disk.
+//! let mut core = RaftCore::start(config, me, recovered, founding, seed, now, logger())?;
 //! loop {
 //!     core.step(now, input);        // any number of inputs: cheap, nothing is sent yet
 //!     let batch = core.turn(now)?;  // one round for all of them: this batches proposals and writes
@@ -124,11 +124,29 @@ pub struct RaftCore {
 }
 
 impl RaftCore {
+    /// Founds a cluster if that was asked for and the disk never belonged to a Raft member. Otherwise resumes with what the disk
+    /// recovered: a new cluster never replaces a member's data, and an empty replica waits for a leader.
+    pub fn start(
+        config: RaftConfig,
+        me: NodeId,
+        recovered: Recovered,
+        founding: bool,
+        seed: u64,
+        now: Moment,
+        logger: Logger,
+    ) -> Result<Self, CoreFault> {
+        if founding && recovered.member_id.is_none() {
+            Self::found(config, me, seed, now, logger)
+        } else {
+            Self::open(config, me, recovered, seed, now, logger)
+        }
+    }
+
     /// Founds a cluster with one voter, member 1. Once it leads, the caller proposes the first command (`Change::Found`).
     ///
     /// The log starts behind an empty snapshot at index 1, because a new member gets the configuration from a snapshot: no entry
     /// made the founder a voter.
-    pub fn found(config: RaftConfig, me: NodeId, seed: u64, now: Moment, logger: Logger) -> Result<Self, CoreFault> {
+    fn found(config: RaftConfig, me: NodeId, seed: u64, now: Moment, logger: Logger) -> Result<Self, CoreFault> {
         let id = RaftId(1);
         let tables = Tables { revision: Revision(1), ..Tables::default() };
         let job = SnapshotJob::new(LogPoint { index: 1, term: 1 }, (vec![id.0], vec![]), tables.clone());

@@ -6,5 +6,6 @@ mod packets;
 mod reachability;
 mod replication;
 mod snapshots;
+mod start;
 mod storms;
 mod world;
