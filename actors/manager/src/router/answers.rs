@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use muster_kernel::{AskError, Clock};
-use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, RoleManagerMsg, RootRotationMsg};
+use muster_kernel::{AskError, Clock, Recipient};
+use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, Reply, RoleManagerMsg, RootRotationMsg};
 use muster_messages::wire::{self, PeerCall};
 use muster_messages::{CertIdentity, ErrorBody, ErrorCode, NodeId};
 use tracing::warn;
@@ -38,43 +38,53 @@ impl Router {
             PeerCall::SignPinned { identity, pin, observed_addr, csr_pem } => {
                 let identity = Box::new(CertIdentity { pin: Some(pin), ..identity });
                 let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
-                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
+                encoded(ask(&leader.authority, left, make).await)
             }
             PeerCall::SignNode { identity, observed_addr, csr_pem } => {
-                let make =
-                    |reply| CertAuthorityMsg::SignNode { identity: Box::new(identity), observed_addr, csr_pem, reply };
-                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
+                let identity = Box::new(identity);
+                let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
+                encoded(ask(&leader.authority, left, make).await)
             }
             PeerCall::SignWorkload { identity, pin, request } => {
                 let identity = Box::new(CertIdentity { pin, ..identity });
                 let make = |reply| CertAuthorityMsg::SignWorkload { identity, request, reply };
-                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
+                encoded(ask(&leader.authority, left, make).await)
             }
             PeerCall::Join { observed_addr, request } => {
-                let make = |reply| CertAuthorityMsg::Join { observed_addr, request: Box::new(request), reply };
-                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
+                let request = Box::new(request);
+                let make = |reply| CertAuthorityMsg::Join { observed_addr, request, reply };
+                encoded(ask(&leader.authority, left, make).await)
             }
             PeerCall::Membership { node, request } => {
                 let make = |reply| RoleManagerMsg::RequestMembership { node, request, reply };
-                encoded(leader.roles.ask(left, make).await.map_err(as_no_leader)?)
+                encoded(ask(&leader.roles, left, make).await)
             }
             PeerCall::ReportManager { node, report } => {
                 let make = |reply| RoleManagerMsg::ReportManager { node, report, reply };
-                leader.roles.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
+                accepted(ask(&leader.roles, left, make).await)
             }
             PeerCall::TrustRoots { node, generation } => {
                 let make = |reply| RootRotationMsg::TrustRoots { node, generation, reply };
-                leader.rotation.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
+                accepted(ask(&leader.rotation, left, make).await)
             }
-            PeerCall::ReportSeal(seal) => seals::record(&self.ports, forwarder, seal, left).await.map(|()| Vec::new()),
+            PeerCall::ReportSeal(seal) => accepted(seals::record(&self.ports, forwarder, seal, left).await),
             PeerCall::Sessions(digest) => {
                 let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
-                leader.dispatcher.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
+                accepted(ask(&leader.dispatcher, left, make).await)
             }
             PeerCall::Clock => encoded(Ok(Clock.wall())),
             PeerCall::Actors(call) => self.api.answer_actors(&call, left).await.map(String::into_bytes),
         }
     }
+}
+
+/// Asks an actor of the leader.
+async fn ask<M: Send + 'static, T: Send + 'static>(
+    actor: &Recipient<M>,
+    left: Duration,
+    make: impl FnOnce(Reply<Result<T, ErrorBody>>) -> M,
+) -> Result<T, ErrorBody> {
+    actor.ask(left, make).await.map_err(as_no_leader)?
 }
 
 /// The leader's actor is starting or restarting: treated like a missing leader.
@@ -85,6 +95,12 @@ pub(super) fn as_no_leader(error: AskError) -> ErrorBody {
     }
 }
 
+/// An answer with a value.
 fn encoded<T: serde::Serialize>(answer: Result<T, ErrorBody>) -> Result<Vec<u8>, ErrorBody> {
     wire::encode(&answer?).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
+}
+
+/// An answer that says only that the call was accepted.
+fn accepted(answer: Result<(), ErrorBody>) -> Result<Vec<u8>, ErrorBody> {
+    answer.map(|()| Vec::new())
 }
