@@ -1,20 +1,23 @@
 //! The shell of the sessions' host: takes the gateway's connections, passes them to the nodes' sessions, sends digests to
 //! the leader. [`crate::core::host`] decides.
 
+mod msg;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::{Connection, Registration, Services};
-use muster_kernel::{Address, Alarm, Arrived, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::{LeaderCalls, Named, Service, SessionsMsg};
-use muster_messages::wire::{HostFrame, PeerCall, SessionDigest, SessionFact};
-use muster_messages::{NodeId, Replica};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
+use muster_messages::Replica;
+use muster_messages::protocol::{LeaderCalls, Service, SessionsMsg};
+use muster_messages::wire::{HostFrame, PeerCall, SessionDigest};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
+pub use self::msg::Msg;
 use crate::config::SessionsConfig;
 use crate::core::host::{Effect, Host, Input};
 use crate::core::instances::Duplicate;
@@ -23,36 +26,6 @@ use crate::core::session::ConnId;
 use crate::core::spread::share_of;
 use crate::hosted::HostedSessions;
 use crate::line::reject;
-
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum Msg {
-    #[strum(transparent)]
-    Protocol(SessionsMsg),
-    Arrived(Box<Arrived<Connection>>),
-    Replica,
-    Reported {
-        node: NodeId,
-        fact: Option<Box<SessionFact>>,
-        connected: bool,
-    },
-    /// A session that has seen all connections up to this one has nothing to remember.
-    Forget {
-        node: NodeId,
-        seen: ConnId,
-    },
-    DigestAnswered {
-        sequence: u64,
-        ok: bool,
-    },
-    Wake,
-}
-
-impl From<SessionsMsg> for Msg {
-    fn from(msg: SessionsMsg) -> Self {
-        Msg::Protocol(msg)
-    }
-}
 
 /// What the sessions' host gets from the code that wires the tree.
 #[derive(Clone)]

@@ -1,56 +1,29 @@
 //! AgentSession's shell: one connection, reply ports, timers. [`crate::core::session`] decides.
 
+mod msg;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::Connection;
 use muster_kernel::{Address, Alarm, Cx, Fault, Parked, Shell, Slot, Spec};
-use muster_messages::protocol::{LeaderCalls, Named, Reply};
-use muster_messages::wire::{ActorsAsk, AgentAnswer, AgentFrame, HostFrame, SessionFact};
+use muster_messages::protocol::{LeaderCalls, Reply};
+use muster_messages::wire::{AgentFrame, HostFrame, SessionFact};
 use muster_messages::{ErrorBody, NodeId, millis};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
+pub use self::msg::Msg;
 use crate::config::SessionsConfig;
 use crate::core::session::{AgentSession, ConnId, Effect, Input, LogEvent};
 use crate::host;
 use crate::inbox::{Inbox, PassedOn};
 use crate::leader::ask_leader;
-use crate::line::{Incoming, Line, line};
+use crate::line::{Line, line};
 
 /// How long a stopping session waits until its last frame has been sent.
 const LAST_FRAME_TIMEOUT: Duration = Duration::from_millis(200);
-
-pub enum Msg {
-    InboxChanged,
-    AskNode { ask: ActorsAsk, deadline: Duration, reply: Reply<Result<String, ErrorBody>> },
-    Move { reason: String },
-    Received { conn: ConnId, received: Incoming },
-    Closed { conn: ConnId, why: String },
-    LeaderAnswered { conn: ConnId, id: u64, result: Result<AgentAnswer, ErrorBody> },
-    Wake,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::InboxChanged => "inbox_changed",
-            Msg::AskNode { .. } => "ask_node",
-            Msg::Move { .. } => "move",
-            Msg::Received { received, .. } => match &*received.frame {
-                AgentFrame::Hello(_) => "hello",
-                AgentFrame::Heartbeat { .. } => "heartbeat",
-                AgentFrame::Ask { .. } => "ask",
-                AgentFrame::Answer { .. } => "answer",
-                AgentFrame::Bye { .. } => "bye",
-            },
-            Msg::Closed { .. } => "closed",
-            Msg::LeaderAnswered { .. } => "leader_answered",
-            Msg::Wake => "wake",
-        }
-    }
-}
 
 /// What all incarnations of one node's session share.
 #[derive(Clone)]
