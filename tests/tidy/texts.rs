@@ -1,7 +1,5 @@
 //! Rules for all text that people read here.
 
-use std::collections::BTreeSet;
-
 use super::{Text, has_word, report, texts, top};
 
 fn is_documentation(path: &str) -> bool {
@@ -72,31 +70,4 @@ fn document_links_lead_to_existing_files() {
         }
     }
     report("a link to a file of this repository names a file", &dead);
-}
-
-/// Documents that say which test shows what. Its name has at least three words, like those of metrics and settings.
-const DOCUMENTS_OF_TESTS: [&str; 3] = ["docs/attacks.md", "docs/reviews.md", "docs/scenarios.md"];
-
-fn is_part_of_a_name(c: char) -> bool {
-    c == '_' || c.is_ascii_alphanumeric()
-}
-
-fn may_name_a_test(text: &str) -> bool {
-    let is_part = |c: char| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit();
-    text.matches('_').count() >= 2 && text.chars().all(is_part)
-}
-
-#[test]
-fn tests_that_documents_name_exist() {
-    let code = texts(|path| path.ends_with(".rs"));
-    let known: BTreeSet<&str> = code.iter().flat_map(|file| file.text.split(|c: char| !is_part_of_a_name(c))).collect();
-    let mut unknown = Vec::new();
-    for document in texts(|path| DOCUMENTS_OF_TESTS.contains(&path)) {
-        for name in document.text.split('`').skip(1).step_by(2) {
-            if may_name_a_test(name) && !known.contains(name) {
-                unknown.push(format!("{}: {name}", document.path));
-            }
-        }
-    }
-    report("a test that was renamed is renamed in the documents, too", &unknown);
 }
