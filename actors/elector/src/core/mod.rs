@@ -7,6 +7,7 @@
 
 pub mod kubernetes_lease;
 pub mod muster_lease;
+mod phases;
 pub mod record;
 mod requests;
 mod tenure;

@@ -13,10 +13,11 @@
 //! Why renewals overlap: one that a frozen manager swallowed must not keep the next from being sent elsewhere. Each counts from
 //! when it was sent, so the order of their answers does not matter.
 //!
-//! The phases are those of [`super::kubernetes_lease`]. Numbered comments mark the steps of a term, in reading order: `acquire_if_due`
-//! (1), `on_acquire_answer` (2: is it ours), `on_acquired` (3: lead), `renew_if_due` (4), `on_renewal_answer` (5), `work_ended` (6:
-//! release or not), `release_if_due` (7), `on_release_answer` (8), `on_released` (9: campaign again, or stop). Beside them, while the
-//! machine campaigns or leads, the lease is watched: `watch_if_due` (10), `on_watch_answer` (11: what the phase makes of it).
+//! The phases are those of [`super::kubernetes_lease`]; `phases.rs` has what each keeps, and what it makes of the lease as it is seen.
+//! Numbered comments mark the steps of a term, in reading order: `acquire_if_due` (1), `on_acquire_answer` (2: is it ours),
+//! `on_acquired` (3: lead), `renew_if_due` (4), `on_renewal_answer` (5), `work_ended` (6: release or not), `release_if_due` (7),
+//! `on_release_answer` (8), `on_released` (9: campaign again, or stop). Beside them, while the machine campaigns or leads, the lease
+//! is watched: `watch_if_due` (10), `on_watch_answer` (11: what the phase makes of it).
 //!
 //! | phase | its request, when due | accepted | refused, or failed | watch: held by another | watch: ours | watch: free | the work returns |
 //! |---|---|---|---|---|---|---|---|
@@ -30,14 +31,12 @@ use std::time::Duration;
 
 use muster_messages::{ErrorBody, ErrorCode, FencingToken, LeaseView, Moment, Revision, Rng};
 
+use super::phases::{Campaigning, Leading, Phase, Releasing};
 use super::tenure::Tenure;
 use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, report_leader};
 use crate::ElectorConfig;
 
 pub use super::requests::{Answer, Ask, RenewalOutcome, Seen, Trouble};
-
-/// Maximum unanswered renewals: more would only queue behind the same obstacle.
-const MAX_UNANSWERED_RENEWALS: usize = 4;
 
 /// How long a watch waits before it is repeated: the lease duration, within these bounds. A manager that froze with a watch
 /// delays the next holder by no more.
@@ -52,52 +51,6 @@ pub struct OutstandingToken {
     pub token: FencingToken,
     /// Until then its work may still be draining.
     pub until: Moment,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Phase {
-    Campaigning(Campaigning),
-    /// Leading, or draining.
-    Leading(Box<Leading>),
-    /// The work has returned.
-    Releasing(Releasing),
-    Stopped,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Campaigning {
-    /// It has not led yet: a lease in its own name is an earlier process's, and may be taken over.
-    fresh: bool,
-    /// The acquisition in progress, and when it was sent.
-    asked: Option<(u64, Moment)>,
-    try_at: Option<Moment>,
-    failures: u32,
-    /// After it yielded: no attempt before this time, unless another has held the lease meanwhile.
-    no_attempt_before: Option<Moment>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Leading {
-    tenure: Tenure,
-    /// Unanswered renewals, and when each was sent.
-    asked: BTreeMap<u64, Moment>,
-    renew_at: Moment,
-    failures: u32,
-    challenged_by: Option<String>,
-    /// The lease was seen beyond our token: released, deleted, or held under a later one.
-    lease_moved_on: bool,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Releasing {
-    token: FencingToken,
-    /// It yielded to another candidate.
-    yielded: bool,
-    asked: Option<u64>,
-    try_at: Option<Moment>,
-    failures: u32,
-    /// When an elector that does not campaign again stops waiting: the lease has run out.
-    give_up_at: Moment,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -127,7 +80,7 @@ pub struct MusterElector {
     blocked: Option<String>,
     cancelled: bool,
     /// The token under which another process of our name took the lease from us.
-    same_name_token: Option<FencingToken>,
+    namesake_token: Option<FencingToken>,
     tally: Tally,
 }
 
@@ -139,7 +92,11 @@ impl MusterElector {
         let phase = match outstanding {
             // The watch reports who is chosen.
             None if config.coordinated => Phase::Campaigning(Campaigning::default()),
-            None => Phase::Campaigning(Campaigning { fresh: true, try_at: Some(Moment(0)), ..Campaigning::default() }),
+            None => Phase::Campaigning(Campaigning {
+                may_take_over_own_name: true,
+                try_at: Some(Moment(0)),
+                ..Campaigning::default()
+            }),
             Some(OutstandingToken { token, until }) => Phase::Releasing(Releasing {
                 token,
                 yielded: false,
@@ -162,7 +119,7 @@ impl MusterElector {
             leader: None,
             blocked: None,
             cancelled: false,
-            same_name_token: None,
+            namesake_token: None,
             tally: Tally::default(),
         }
     }
@@ -512,32 +469,23 @@ impl MusterElector {
         //     it, and requests it when it is free, or when a coordinator has chosen this one.
         self.watch.seen = seen.revision;
         let live = seen.lease.as_ref().filter(|lease| lease.holder.is_some() && !lease.expired);
+        let in_our_name = live.filter(|lease| lease.holder.as_deref() == Some(&self.me));
         self.watch.seen_free = live.is_none();
         match &mut self.phase {
             Phase::Leading(leading) => {
                 leading.observe(&self.me, seen.lease.as_ref(), out);
-                let after = live.filter(|lease| lease.holder.as_deref() == Some(&self.me));
-                let after = after.map(|lease| lease.fencing_token);
-                self.same_name_token =
-                    after.filter(|token| Some(*token) > leading.tenure.token).or(self.same_name_token);
+                let token = in_our_name.map(|lease| lease.fencing_token);
+                self.namesake_token = token.filter(|token| Some(*token) > leading.tenure.token).or(self.namesake_token);
             }
-            Phase::Campaigning(campaigning) => match live {
-                Some(lease) => {
-                    campaigning.no_attempt_before = None;
-                    campaigning.failures = 0;
-                    campaigning.try_at = campaigning.try_at.filter(|_| campaigning.fresh);
-                    // Chosen, unless it is another process of our name.
-                    let chosen = self.coordinated && lease.holder.as_deref() == Some(&self.me);
-                    if chosen && self.same_name_token != Some(lease.fencing_token) && campaigning.asked.is_none() {
-                        campaigning.try_at = Some(now);
-                    }
-                }
-                None if campaigning.asked.is_none() && campaigning.try_at.is_none() => {
-                    let freely = if self.coordinated { now + self.timing.lease.max(COORDINATION_TIME) } else { now };
-                    campaigning.try_at = Some(campaigning.no_attempt_before.unwrap_or(freely));
-                }
-                None => {}
-            },
+            Phase::Campaigning(campaigning) if live.is_some() => {
+                // A holder of our name is this elector, unless another process of that name took the lease from us.
+                let is_ours = in_our_name.is_some_and(|lease| Some(lease.fencing_token) != self.namesake_token);
+                campaigning.observe_held(now, self.coordinated && is_ours);
+            }
+            Phase::Campaigning(campaigning) => {
+                let free_at = if self.coordinated { now + self.timing.lease.max(COORDINATION_TIME) } else { now };
+                campaigning.observe_free(free_at);
+            }
             Phase::Releasing(_) | Phase::Stopped => {}
         }
         let holder = live.and_then(|lease| lease.holder.as_deref());
@@ -550,45 +498,6 @@ impl MusterElector {
 
 fn is_due(at: Option<Moment>, now: Moment) -> bool {
     at.is_some_and(|at| at <= now)
-}
-
-impl Campaigning {
-    fn retry_later(&mut self, now: Moment, timing: &Timing, rng: &mut Rng) {
-        self.try_at = Some(now + rng.stretched(timing.pause(self.failures), 1.0));
-        self.failures += 1;
-    }
-}
-
-impl Leading {
-    /// Whether another renewal is useful, and not behind too many unanswered ones.
-    fn may_renew(&self) -> bool {
-        self.tenure.renews() && self.asked.len() < MAX_UNANSWERED_RENEWALS
-    }
-
-    /// Evaluates a watch's answer by its token: an older one is from before our term.
-    fn observe(&mut self, me: &str, lease: Option<&LeaseView>, out: &mut Out) {
-        let token = self.tenure.token.unwrap_or_default();
-        let Some(lease) = lease else {
-            self.lease_moved_on = true;
-            return self.tenure.end(Ending::Overtaken { by: None }, out);
-        };
-        if lease.fencing_token < token {
-            return;
-        }
-        self.lease_moved_on = lease.fencing_token > token || lease.holder.is_none();
-        let ours = lease.fencing_token == token && lease.holder.as_deref() == Some(me) && !lease.expired;
-        if !ours {
-            let by = lease.holder.clone().filter(|_| !lease.expired);
-            return self.tenure.end(Ending::Overtaken { by }, out);
-        }
-        let preferred = lease.preferred_holder.as_deref().filter(|name| *name != me);
-        if self.challenged_by.as_deref() != preferred {
-            self.challenged_by = preferred.map(str::to_owned);
-            if let Some(by) = self.challenged_by.clone() {
-                out.push(Effect::Challenged { by });
-            }
-        }
-    }
 }
 
 #[cfg(test)]

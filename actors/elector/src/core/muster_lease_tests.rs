@@ -3,6 +3,7 @@
 use muster_messages::wire::LeaseRef;
 
 use super::super::Hold;
+use super::super::phases::MAX_UNANSWERED_RENEWALS;
 use super::*;
 
 const ME: &str = "baz";
