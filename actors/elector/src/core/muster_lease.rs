@@ -22,9 +22,18 @@
 //! | phase | its request, when due | accepted | refused, or failed | watch: held by another | watch: ours | watch: free | the work returns |
 //! |---|---|---|---|---|---|---|---|
 //! | campaigning | acquire | **lead**; cancelled or too late: release | held: wait for the watch; final: stop; else retry | wait | chosen by a coordinator: acquire | acquire; with a coordinator: after its time to choose | |
-//! | leading, or draining | renew each retry period | renewed | lost or final: **end**; else retry, until the renew deadline ends it | **end: overtaken** | report a challenger | **end: overtaken** | refused: stop. Overtaken: release if it campaigns again. Any other end: release, but after a cancellation, or work that returned by itself, only with `release_on_cancel`. No release once the lease was seen beyond our token; without one: campaign again, or stop |
+//! | leading, or draining | renew each retry period | renewed | lost or final: **end**; else retry, until the renew deadline ends it | **end: overtaken** | report a challenger | **end: overtaken** | release, or not: see below |
 //! | releasing | release at once | campaign again, or stop | not ours, or final: as accepted; else retry | | | | |
 //! | stopped | never | | | | | | |
+//!
+//! When the work returns, the ending of the term decides (6). A lease that was seen beyond our token is not released.
+//!
+//! | ending | release? | then |
+//! |---|---|---|
+//! | refused | no | stop |
+//! | overtaken | if it campaigns again | campaign again, or stop |
+//! | done (the work returned by itself), or cancelled | with `release_on_cancel` | stop |
+//! | lapsed, or yielded | yes; if it was cancelled since, with `release_on_cancel` | campaign again, or stop |
 
 use std::collections::BTreeMap;
 use std::time::Duration;
