@@ -36,14 +36,10 @@ impl Router {
                 .await
                 .map(String::into_bytes),
             PeerCall::SignPinned { identity, pin, observed_addr, csr_pem } => {
-                let identity = Box::new(CertIdentity { pin: Some(pin), ..identity });
-                let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
-                encoded(ask(&leader.authority, left, make).await)
+                self.sign_node(CertIdentity { pin: Some(pin), ..identity }, observed_addr, csr_pem, left).await
             }
             PeerCall::SignNode { identity, observed_addr, csr_pem } => {
-                let identity = Box::new(identity);
-                let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
-                encoded(ask(&leader.authority, left, make).await)
+                self.sign_node(identity, observed_addr, csr_pem, left).await
             }
             PeerCall::SignWorkload { identity, pin, request } => {
                 let identity = Box::new(CertIdentity { pin, ..identity });
@@ -75,6 +71,18 @@ impl Router {
             PeerCall::Clock => encoded(Ok(Clock.wall())),
             PeerCall::Actors(call) => self.api.answer_actors(&call, left).await.map(String::into_bytes),
         }
+    }
+
+    async fn sign_node(
+        &self,
+        identity: CertIdentity,
+        observed_addr: String,
+        csr_pem: String,
+        left: Duration,
+    ) -> Result<Vec<u8>, ErrorBody> {
+        let identity = Box::new(identity);
+        let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
+        encoded(ask(&self.ports.leader.authority, left, make).await)
     }
 }
 

@@ -17,7 +17,7 @@ use muster_messages::protocol::{AgentMsg, Applied, RaftMemberMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, MembershipReply, MembershipRequest};
 use muster_messages::*;
 use muster_sessions::{DispatcherConfig, DispatcherPorts, dispatcher_address, dispatcher_spec};
-use muster_testkit::{answered, eventually};
+use muster_testkit::{WAIT_LIMIT, answered, eventually};
 use tokio::time::Instant;
 
 use crate::stage::{M1, M2, Stage, node, session_path};
@@ -292,8 +292,10 @@ async fn node_stopped_after_removal_notice_has_it_on_disk() {
         agent.and_then(|agent| agent.handling).is_some_and(|handling| handling.message == "stopping")
     };
     let mut stopping = pin!(agent.process.stop());
+    let deadline = std::time::Instant::now() + WAIT_LIMIT;
     while !stops() {
         assert!(stopping.as_mut().now_or_never().is_none(), "it waits for the disk");
+        assert!(std::time::Instant::now() < deadline, "it never began to stop");
         tokio::task::yield_now().await;
     }
     release_write.send(()).unwrap();

@@ -46,9 +46,8 @@ fn parse_request(text: &str) -> Result<String, String> {
 }
 
 fn parse_event_kind(text: &str) -> Result<EventKind, String> {
-    EventKind::of(text).ok_or_else(|| {
-        "one of cluster, node, role, certificate, membership, liveness, token, user, lease, gate, workload".to_owned()
-    })
+    let all = || EventKind::ALL.iter().map(|kind| kind.text()).collect::<Vec<_>>().join(", ");
+    EventKind::of(text).ok_or_else(|| format!("one of {}", all()))
 }
 
 /// A time, or how long ago it was.
