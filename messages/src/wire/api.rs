@@ -260,6 +260,7 @@ pub struct KubeCall {
     pub content_type: Option<String>,
     pub accept: Option<String>,
     pub user_agent: Option<String>,
+    #[serde(with = "super::bytes")]
     pub body: Vec<u8>,
 }
 

@@ -6,6 +6,7 @@
 mod agent;
 mod api;
 mod autopilot;
+mod bytes;
 mod join;
 mod lease;
 mod peer;

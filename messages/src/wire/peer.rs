@@ -128,7 +128,14 @@ pub enum PeerMessage {
     /// A piece of a snapshot. `head` names which; pieces come in order. Accepted: kept, and with the last piece the
     /// whole snapshot is handed to the raft member. Lost, repeated or late, and so out of order: the transfer ends, and
     /// Raft begins another.
-    SnapshotChunk { head: SnapshotHead, from: RaftId, offset: u64, data: Vec<u8>, last: Option<Box<RaftPacket>> },
+    SnapshotChunk {
+        head: SnapshotHead,
+        from: RaftId,
+        offset: u64,
+        #[serde(with = "super::bytes")]
+        data: Vec<u8>,
+        last: Option<Box<RaftPacket>>,
+    },
     /// A call that the receiver's services answer. Lost, repeated or late: see [`PeerCall`].
     Call(PeerCall),
     /// The sender holds this Raft member id now: checked like the one in a hello, sent before the first Raft message

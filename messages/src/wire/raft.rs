@@ -62,7 +62,9 @@ pub struct RaftEntry {
     pub kind: EntryKind,
     pub term: u64,
     pub index: u64,
+    #[serde(with = "super::bytes")]
     pub data: Vec<u8>,
+    #[serde(with = "super::bytes")]
     pub context: Vec<u8>,
 }
 
@@ -95,6 +97,7 @@ pub struct RaftPacket {
     pub request_snapshot: u64,
     pub reject: bool,
     pub reject_hint: u64,
+    #[serde(with = "super::bytes")]
     pub context: Vec<u8>,
     pub priority: i64,
 }
