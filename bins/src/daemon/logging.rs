@@ -104,10 +104,11 @@ pub fn install(filter: EnvFilter, format: LogFormat) -> Result<LogFilter, String
             Some(&"raft_engine") => LevelFilter::ERROR,
             Some(_) => LevelFilter::INFO,
         };
-        // ractor opens a span around each actor that contains only a number.
         *meta.level() <= least && meta.is_event()
     });
-    let registry = tracing_subscriber::registry().with(filter).with(Counting.with_filter(quiet.clone()));
+    // ractor opens a span around each actor that contains only a number. Never opened, it costs nothing each time an actor runs.
+    let spans = tracing_subscriber::filter::filter_fn(|meta| !(meta.is_span() && meta.target().starts_with("ractor")));
+    let registry = tracing_subscriber::registry().with(filter).with(spans).with(Counting.with_filter(quiet.clone()));
     let journal = is_the_journal();
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(Stderr { journal })
