@@ -47,7 +47,7 @@ async fn copy(service: &Service, caller: &Principal) -> Result<Vec<u8>, ErrorBod
     // A node without a manager runtime acts only for itself, as everywhere in this API.
     let caller = if manager.is_none() && *caller == Principal::Operator { &as_node } else { caller };
     // A caller that may see the tokens' secrets may see the rest.
-    authorize(caller, &Request::TokenShow { role: Role::Manager }, &facts.managers)?;
+    authorize(caller, &Request::TokenShow { role: Role::Manager }, || facts.managers.clone())?;
     let manager =
         manager.ok_or_else(|| ErrorBody::new(ErrorCode::NotAManager, "this node is not a manager; ask a manager"))?;
     let _permit = service.enter(caller, false)?;

@@ -263,19 +263,18 @@ impl Service {
         if let Some(locked) = &self.ports.locked {
             return crate::locked::answer(locked, &asked.request).await;
         }
-        let facts = (self.ports.facts)();
         let manager = self.ports.manager.borrow().clone();
         // The socket of a node whose manager runtime has just stopped acts as that node, whatever its certificate still
         // states.
         let as_node;
         let asked = match (&manager, &asked.caller) {
             (None, Principal::Operator) => {
-                as_node = Asked { caller: Principal::Node(facts.id), ..asked.clone() };
+                as_node = Asked { caller: Principal::Node(self.facts().id), ..asked.clone() };
                 &as_node
             }
             _ => asked,
         };
-        authorize(&asked.caller, &asked.request, &facts.managers)?;
+        authorize(&asked.caller, &asked.request, || self.facts().managers)?;
         if matches!(asked.request, Request::Unlock { .. }) {
             // The socket of a locked daemon is served elsewhere, before there is an API.
             return Err(ErrorBody::new(ErrorCode::NotLocked, "this daemon is not locked"));
@@ -283,16 +282,17 @@ impl Service {
         crate::core::node_of(&asked.request).map_or(Ok(()), crate::core::check_node_ref)?;
         match &asked.request {
             Request::Contact => {
+                let facts = self.facts();
                 let answer = serde_json::json!({"managers": facts.managers, "root_pem": facts.root_pem, "cluster": facts.cluster});
                 return Ok(answer.to_string());
             }
             Request::Actors { node, ask } => return ActorRequests { service: self, ask }.answer(asked, node).await,
             Request::OpenAdmission => return self.open_admission().await,
-            Request::WorkloadExplain { pid } => return self.explain_workloads(asked, &facts, *pid).await,
+            Request::WorkloadExplain { pid } => return self.explain_workloads(asked, &self.facts(), *pid).await,
             _ => {}
         }
         let Some(manager) = manager else {
-            return self.without_manager_runtime(asked, &facts).await;
+            return self.without_manager_runtime(asked, &self.facts()).await;
         };
         let work = Work { service: self, manager: &manager, asked };
         match (&asked.request, kind_of(&asked.request)) {

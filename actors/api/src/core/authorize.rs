@@ -231,7 +231,11 @@ pub(super) fn has_right(caller: &Principal, right: Right) -> bool {
 pub const NO_IDENTITY: &str = "this request needs a certificate; see `muster user create`";
 
 /// Refuses a request that this caller may not make. The refusal names `managers`.
-pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> Result<(), ErrorBody> {
+pub fn authorize(
+    caller: &Principal,
+    request: &Request,
+    managers: impl FnOnce() -> Vec<String>,
+) -> Result<(), ErrorBody> {
     let right = right_to(request);
     if has_right(caller, right) {
         return Ok(());
@@ -244,7 +248,8 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
         (Principal::Reader(_), _) => "may not do this: it is read-only",
         _ => "may not do this",
     };
-    let details = Details::default().with(detail::MANAGERS, &managers.to_vec());
+    let managers = managers();
+    let details = Details::default().with(detail::MANAGERS, &managers);
     let manager_hint = managers.first().map(|m| format!(" (one is {m})")).unwrap_or_default();
     Err(ErrorBody::new(
         ErrorCode::Forbidden,

@@ -193,7 +193,7 @@ mod tests {
     fn allowed(request: &ReconcilerRequest) -> [bool; 3] {
         [Principal::Operator, node(MANAGER), node(WORKER)].map(|caller| {
             let asked = wire::Request::Reconciler(request.clone());
-            authorize(&caller, &asked, &[]).and_then(|()| check(&tables(), &caller, request)).is_ok()
+            authorize(&caller, &asked, Vec::new).and_then(|()| check(&tables(), &caller, request)).is_ok()
         })
     }
 
