@@ -243,6 +243,10 @@ async fn follower_and_restarting_actor_answer_with_retry() {
     world.roles.refuse(Undeliverable::Down);
     assert_eq!(code(world.asked().await.await.unwrap()), ErrorCode::Unreachable);
     world.roles.accept();
+    // It ends with the request, whose caller may repeat it: as if no leader had been found.
+    let answer = world.asked().await;
+    drop(world.roles.next("a membership request").await);
+    assert_eq!(code(answer.await.unwrap()), ErrorCode::Unreachable);
     let answer = world.asked().await;
     world.answer_membership(4).await;
     assert_eq!(reply_in(answer.await.unwrap()), MembershipReply::IsMember { raft_id: RaftId(4) });
@@ -312,11 +316,9 @@ async fn managers_report_only_their_own_keyring() {
     world.harness.finish().await;
 }
 
-/// A pin does not travel with an identity: it has a field of its own.
-#[tokio::test(start_paused = true)]
-async fn workload_request_reaches_the_authority_with_its_pin() {
-    let mut world = World::new(Some(OWN)).await;
-    let identity = CertIdentity {
+/// Of a worker that asks for a certificate.
+fn asking_worker() -> CertIdentity {
+    CertIdentity {
         cluster: ClusterId::from_entropy(1),
         subject: Subject::Node { node: node(7), role: Role::Worker },
         serial: "aa".to_owned(),
@@ -325,8 +327,40 @@ async fn workload_request_reaches_the_authority_with_its_pin() {
         not_after: WallTime(9),
         pin: None,
         issuer: None,
-    };
-    let pin = Some(CertificatePin { fingerprint: [3; 32], key: [4; 32] });
+    }
+}
+
+const PIN: CertificatePin = CertificatePin { fingerprint: [3; 32], key: [4; 32] };
+
+/// Builds of feature level 2 send none; the authority decides whether that is enough.
+#[tokio::test(start_paused = true)]
+async fn node_request_reaches_the_authority_with_its_pin() {
+    let mut world = World::new(Some(OWN)).await;
+    let (observed_addr, csr_pem) = ("192.0.2.7:1".to_owned(), "CSR".to_owned());
+    let (seen, csr) = (observed_addr.clone(), csr_pem.clone());
+    let pinned = PeerCall::SignPinned { identity: asking_worker(), pin: PIN, observed_addr: seen, csr_pem: csr };
+    let (seen, csr) = (observed_addr.clone(), csr_pem.clone());
+    let plain = PeerCall::SignNode { identity: asking_worker(), observed_addr: seen, csr_pem: csr };
+    for (call, pin) in [(pinned, Some(PIN)), (plain, None)] {
+        let answer = world.asked_by(OTHER, call).await;
+        let CertAuthorityMsg::SignNode { identity, observed_addr: addr, csr_pem: csr, reply } =
+            world.authority.next("a request").await
+        else {
+            panic!("another message")
+        };
+        assert_eq!(*identity, CertIdentity { pin, ..asking_worker() });
+        assert_eq!((&addr, &csr), (&observed_addr, &csr_pem));
+        reply.send(Err(ErrorBody::forbidden("not this one"))).unwrap();
+        assert_eq!(answer.await.unwrap().unwrap_err().code, ErrorCode::Forbidden);
+    }
+    world.harness.finish().await;
+}
+
+/// A pin does not travel with an identity: it has a field of its own.
+#[tokio::test(start_paused = true)]
+async fn workload_request_reaches_the_authority_with_its_pin() {
+    let mut world = World::new(Some(OWN)).await;
+    let (identity, pin) = (asking_worker(), Some(PIN));
     let request = wire::WorkloadRequest::certificate("shop/web".parse().unwrap(), vec![0x30, 7]);
     let call = PeerCall::SignWorkload { identity: identity.clone(), pin, request: request.clone() };
     let answer = world.asked_by(OTHER, call).await;
