@@ -4,6 +4,11 @@ use muster_simulation::{Kind, ROLE_CHANGES, Run, Summary, sweep};
 
 /// Seeds of each kind in the quick tier.
 const SAMPLED_SEEDS: u64 = 15;
+/// Seeds of each kind in the full tier: enough that each required event happens several times. They take half of that tier's processor
+/// time; more of them are one command away (`tests/OVERVIEW.md`).
+const ALL_SEEDS: u64 = 400;
+/// The autopilot is refused a change in one run of some hundreds.
+const ALL_AUTOPILOT_SEEDS: u64 = 1000;
 
 /// Fails unless every seed passes, and prints the replay command of each failed one.
 fn check(kind: Kind, seeds: u64) -> Summary {
@@ -70,19 +75,19 @@ fn sampled_seeds_of_the_autopilot_hold() {
 #[test]
 #[ignore = "full tier"]
 fn all_autopilot_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Autopilot, 1000);
+    check_all(Kind::Autopilot, ALL_AUTOPILOT_SEEDS);
 }
 
 #[test]
 #[ignore = "full tier"]
 fn all_autolock_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Autolock, 1000);
+    check_all(Kind::Autolock, ALL_SEEDS);
 }
 
 #[test]
 #[ignore = "full tier"]
 fn all_role_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Roles, 1000);
+    check_all(Kind::Roles, ALL_SEEDS);
 }
 
 /// Twenty candidates for two leases: no two hold one at the same time, and each token is greater than those
@@ -90,7 +95,7 @@ fn all_role_seeds_hold_and_cover_every_event() {
 #[test]
 #[ignore = "full tier"]
 fn all_lease_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Leases, 1000);
+    check_all(Kind::Leases, ALL_SEEDS);
 }
 
 /// Fleets of five whose members and runners act on stale reads: no member serves and no runner applies
@@ -98,14 +103,14 @@ fn all_lease_seeds_hold_and_cover_every_event() {
 #[test]
 #[ignore = "full tier"]
 fn all_gate_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Gates, 1000);
+    check_all(Kind::Gates, ALL_SEEDS);
 }
 
 /// A follower that was away catches up, however slow or refused its snapshots, while clients write.
 #[test]
 #[ignore = "full tier"]
 fn all_snapshot_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Snapshots, 1000);
+    check_all(Kind::Snapshots, ALL_SEEDS);
 }
 
 /// Managers are restarted with the newer build and back, one by one: the level rises once all have it, and no build runs
@@ -113,7 +118,7 @@ fn all_snapshot_seeds_hold_and_cover_every_event() {
 #[test]
 #[ignore = "full tier"]
 fn all_upgrade_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Upgrades, 1000);
+    check_all(Kind::Upgrades, ALL_SEEDS);
 }
 
 /// The root is replaced while nodes join, change roles, crash and are away: no node is locked out, and in the end all have a
@@ -121,7 +126,7 @@ fn all_upgrade_seeds_hold_and_cover_every_event() {
 #[test]
 #[ignore = "full tier"]
 fn all_rotation_seeds_hold_and_cover_every_event() {
-    check_all(Kind::Rotations, 1000);
+    check_all(Kind::Rotations, ALL_SEEDS);
 }
 
 #[test]
