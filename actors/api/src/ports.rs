@@ -167,7 +167,10 @@ pub type PeerCalls = Arc<dyn Fn(NodeId, Duration, PeerCall) -> PeerAnswer + Send
 /// The manager runtime.
 pub struct ManagerPorts {
     pub node: NodeId,
+    /// After each applied write.
     pub replica: watch::Receiver<Arc<Replica>>,
+    /// The same, but up to 100 ms later for a write that changed only objects: for waits that leases do not concern.
+    pub cluster_replica: watch::Receiver<Arc<Replica>>,
     /// Changes of leases and other objects, as this member applies them.
     pub feed: ObjectFeed,
     pub raft: Recipient<RaftMemberMsg>,

@@ -69,7 +69,7 @@ impl Reads<'_> {
     /// is answered from its own replica, marked stale: the caller compares generations, so that an older state ends no wait.
     pub async fn watch_node(&self, node: &str, seen: u64, wait: Duration) -> Result<String, ErrorBody> {
         let Work { manager, asked, .. } = self.work;
-        let mut changes = manager.replica.clone();
+        let mut changes = manager.cluster_replica.clone();
         let id = resolve(&changes.borrow().tables, node).ok().map(|record| record.id);
         let digest = |replica: &Replica| id.map_or(0, |id| core::node_digest(&replica.tables, id));
         let changed = changes.wait_for(|replica| digest(replica) != seen);
@@ -77,7 +77,7 @@ impl Reads<'_> {
         let request = Request::NodeInspect { node: node.to_owned(), fresh: false };
         let inspect = Asked { request, ..asked.clone() };
         let inspect = Reads { work: Work { asked: &inspect, ..self.work } };
-        let mut settling = manager.replica.clone();
+        let mut settling = manager.cluster_replica.clone();
         // Before the leader is asked: a change in between ends the next wait at once.
         let known = digest(&settling.borrow());
         // The first answer, and that to a caller which has seen this state already, is the leader's.

@@ -103,7 +103,9 @@ impl ReconcilerRequests<'_> {
                     let selection = muster_gates::selection_changed(tables, name);
                     tables.reconcilers.changed.max(term(tables)).max(selection)
                 };
-                self.changed(*wait_ms, |tables| newest(tables) > *seen).await?
+                // Of all replicas: the lease is an object.
+                let replicas = self.work.manager.replica.clone();
+                self.changed_in(replicas, *wait_ms, |tables| newest(tables) > *seen).await?
             }
             R::Status { seen, wait_ms, .. } => {
                 let newest = |tables: &Tables| tables.reconcilers.changed.max(tables.reconcilers.progressed);
@@ -163,12 +165,17 @@ impl ReconcilerRequests<'_> {
     }
 
     /// A confirmed replica in which something has changed, or the newest one at the end of the wait.
-    async fn changed(
+    async fn changed(&self, wait_ms: u64, has_news: impl FnMut(&Tables) -> bool) -> Result<Arc<Replica>, ErrorBody> {
+        self.changed_in(self.work.manager.cluster_replica.clone(), wait_ms, has_news).await
+    }
+
+    async fn changed_in(
         &self,
+        mut replicas: watch::Receiver<Arc<Replica>>,
         wait_ms: u64,
         mut has_news: impl FnMut(&Tables) -> bool,
     ) -> Result<Arc<Replica>, ErrorBody> {
-        let Work { service, manager, asked } = self.work;
+        let Work { service, asked, .. } = self.work;
         let limit = Instant::now() + Duration::from_millis(wait_ms).min(asked.left());
         // A waiting request holds a permit for long, so each caller has a limited share of them.
         let _permit = match wait_ms {
@@ -185,7 +192,6 @@ impl ReconcilerRequests<'_> {
         if has_news(&replica.tables) {
             return Ok(replica);
         }
-        let mut replicas = manager.replica.clone();
         let something = tokio::time::timeout_at(limit, news_of(&mut replicas, has_news)).await;
         if something.is_ok_and(|found| found) {
             tokio::time::sleep_until(limit.min(Instant::now() + CHANGE_GATHER_TIME)).await;

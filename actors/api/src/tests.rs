@@ -43,6 +43,7 @@ pub fn runtime(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMembe
     };
     Arc::new(ManagerPorts {
         node: NodeId::from_entropy(1),
+        cluster_replica: replica.clone(),
         replica,
         feed: ObjectFeed::default(),
         raft,

@@ -71,6 +71,7 @@ impl World {
         let ports = Arc::new(ManagerPorts {
             node: node(OWN),
             replica: replica.subscribe(),
+            cluster_replica: replica.subscribe(),
             feed: ObjectFeed::default(),
             raft: raft.recipient(),
             call: Arc::new(move |to, timeout, _call| {

@@ -22,4 +22,5 @@ mod view;
 pub use self::core::{Incompatible, RaftConfig};
 pub use self::drain::logger;
 pub use self::feed::{ObjectFeed, ObjectNews};
+pub use self::published::ReplicaSenders;
 pub use self::shell::{Msg, RaftArgs, RaftMember};

@@ -1,4 +1,4 @@
-//! What the member publishes: its replica, the feed of changed objects, and that this build is incompatible.
+//! What the member publishes: its replica, twice, the feed of changed objects, and that this build is incompatible.
 
 use std::sync::Arc;
 
@@ -8,8 +8,25 @@ use tokio::sync::watch;
 use crate::core::{Batch, Incompatible};
 use crate::feed::ObjectFeed;
 
+/// The replica, for its readers.
+#[derive(Clone)]
+pub struct ReplicaSenders {
+    /// After each applied write.
+    pub every: Arc<watch::Sender<Arc<Replica>>>,
+    /// After each that changes not only objects, and at most [`RaftConfig::publish_every`](crate::core::RaftConfig::publish_every)
+    /// after any other: for readers that leases do not concern.
+    pub cluster: Arc<watch::Sender<Arc<Replica>>>,
+}
+
+impl Default for ReplicaSenders {
+    fn default() -> Self {
+        let empty = || Arc::new(watch::Sender::new(Arc::new(Replica::default())));
+        Self { every: empty(), cluster: empty() }
+    }
+}
+
 pub(crate) struct Published {
-    replica: Arc<watch::Sender<Arc<Replica>>>,
+    replica: ReplicaSenders,
     feed: ObjectFeed,
     incompatible: Arc<watch::Sender<Option<Incompatible>>>,
 }
@@ -17,7 +34,7 @@ pub(crate) struct Published {
 impl Published {
     /// `revision`: that of the recovered state, where the feed begins.
     pub fn new(
-        replica: Arc<watch::Sender<Arc<Replica>>>,
+        replica: ReplicaSenders,
         feed: ObjectFeed,
         incompatible: Arc<watch::Sender<Option<Incompatible>>>,
         revision: Revision,
@@ -36,7 +53,10 @@ impl Published {
             self.feed.record(now, revision, std::mem::take(&mut batch.changes));
         }
         if let Some(replica) = batch.publish.take() {
-            self.replica.send_replace(replica);
+            self.replica.every.send_replace(replica);
+        }
+        if let Some(replica) = batch.publish_cluster.take() {
+            self.replica.cluster.send_replace(replica);
         }
         if batch.incompatible.is_some() {
             // Of several snapshots the first is enough.
@@ -49,10 +69,12 @@ impl Published {
 impl Drop for Published {
     /// A member that does not run must not be published as leader.
     fn drop(&mut self) {
-        self.replica.send_modify(|replica| {
-            let RaftStatus { raft_id, term, commit, applied, .. } = replica.raft.clone();
-            let raft = RaftStatus { raft_id, term, commit, applied, ..RaftStatus::default() };
-            *replica = Arc::new(Replica { tables: replica.tables.clone(), raft });
-        });
+        for sender in [&self.replica.every, &self.replica.cluster] {
+            sender.send_modify(|replica| {
+                let RaftStatus { raft_id, term, commit, applied, .. } = replica.raft.clone();
+                let raft = RaftStatus { raft_id, term, commit, applied, ..RaftStatus::default() };
+                *replica = Arc::new(Replica { tables: replica.tables.clone(), raft });
+            });
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The actor around the core: ports, timers, the disk thread, the network.
 //!
 //! Batching is natural: inputs are only absorbed. The first one sends this actor a `Turn`, which is queued behind everything that
-//! waits in the mailbox. The higher the load, the more one write and one packet carry.
+//! waits in the mailbox; if nothing waits, the turn follows at once. The higher the load, the more one write and one packet carry.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_kernel::{Alarm, Clock, Cx, Fault, Shell};
 use muster_messages::protocol::{Named, RaftMemberMsg, RaftTransport, SnapshotOutcome};
 use muster_messages::wire::SnapshotHead;
-use muster_messages::{Moment, NodeId, RaftId, Replica};
+use muster_messages::{Moment, NodeId, RaftId};
 use muster_sealing::Keys;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -22,7 +22,7 @@ use crate::drain::logger;
 use crate::feed::ObjectFeed;
 use crate::log::log_notice;
 use crate::member_disk::{DiskNews, MemberDisk};
-use crate::published::Published;
+use crate::published::{Published, ReplicaSenders};
 use crate::snapshots::{self, SnapshotWork};
 use crate::view::view;
 
@@ -37,7 +37,7 @@ pub struct RaftArgs {
     pub config: RaftConfig,
     pub transport: Arc<dyn RaftTransport>,
     /// The replica for all readers.
-    pub publish: Arc<watch::Sender<Arc<Replica>>>,
+    pub publish: ReplicaSenders,
     /// The changes of objects, for watches.
     pub feed: ObjectFeed,
     /// Set once this build does not support the cluster's feature level, or seems not to. The reader stops this member.
@@ -233,6 +233,10 @@ impl Shell for RaftMember {
                 self.core.step(now, Input::SnapshotSent { to, index, outcome });
             }
             Msg::Turn => return self.turn(cx),
+        }
+        // The message being handled still has its place in the mailbox.
+        if cx.me().depth() <= 1 {
+            return self.turn(cx);
         }
         self.schedule_turn(cx);
         Ok(())

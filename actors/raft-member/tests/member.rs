@@ -47,6 +47,26 @@ async fn crashed_member_resumes_without_losing_acknowledged_writes() {
     c.harness.finish().await;
 }
 
+/// Commands about leases may be late for the readers of the cluster's replica, but nothing else needs to follow. Without its member
+/// both are withdrawn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_replicas_follow_leases_and_end_with_the_leader() {
+    let mut c = Cluster::three().await;
+    let at = c.write(lease()).await.revision;
+    for (n, cluster) in &c.clusters {
+        let mut cluster = cluster.clone();
+        let seen = tokio::time::timeout(WAIT_LIMIT, cluster.wait_for(|replica| replica.tables.revision >= at)).await;
+        assert!(seen.expect("it follows").unwrap().tables.objects.len() == 1, "m{n}");
+    }
+    let leader = c.leader().await;
+    c.harness.crash(&format!("node/m{leader}"), CrashHow::Kill);
+    for mut replica in [c.members[&leader].1.clone(), c.clusters[&leader].clone()] {
+        let withdrawn = tokio::time::timeout(WAIT_LIMIT, replica.wait_for(|replica| !replica.raft.leading)).await;
+        withdrawn.expect("it does not report itself as leader").unwrap();
+    }
+    c.harness.finish().await;
+}
+
 /// Each member in turn, leader or not, at the first step of its work, at the second, and so on: before and after a
 /// message, an effect, a write to the disk or a packet to a peer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

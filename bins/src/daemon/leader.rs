@@ -123,7 +123,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             (Slot::new(), ElectionsPorts::new(settings.elections(), term, replicas, raft))
         });
         Spec::group("leader", Intensity::default(), move |children| {
-            let (raft, replica) = (ports.raft.clone(), ports.replica.clone());
+            let (raft, replica) = (ports.raft.clone(), ports.cluster_replica.clone());
             let (view, slot, probe) = (Arc::clone(&view), slot.clone(), mesh.recipient());
             let (r, c, config) = (raft.clone(), replica.clone(), roles_config.clone());
             children.start(Spec::actor("role-manager", addresses.roles.clone(), move || {
@@ -135,7 +135,8 @@ impl Plan<Arc<Replica>> for LeaderPlan {
                 };
                 Ok(RoleManagerShell::new(me, config.clone(), ports, slot.clone()))
             }));
-            let (r, c, config) = (raft.clone(), replica.clone(), authority_config.clone());
+            // It waits for revisions of its own.
+            let (r, c, config) = (raft.clone(), ports.replica.clone(), authority_config.clone());
             let clocks = clocks(me, replica.clone(), mesh.clone());
             children.start(Spec::actor("cert-authority", addresses.authority.clone(), move || {
                 Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()).comparing(Arc::clone(&clocks)))

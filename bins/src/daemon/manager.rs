@@ -16,7 +16,7 @@ use muster_kernel::{Address, Children, Fault, Intensity, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{Incarnation, OfferedRoot, RaftId, Replica, RoleView, Trouble, word};
-use muster_raft_member::{Incompatible, ObjectFeed, RaftArgs, RaftMember, disk};
+use muster_raft_member::{Incompatible, ObjectFeed, RaftArgs, RaftMember, ReplicaSenders, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
@@ -156,10 +156,11 @@ pub fn wipe(shared: &Shared) -> Result<(), Fault> {
 /// Builds one incarnation of the manager runtime.
 fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let raft: Address<muster_raft_member::Msg> = Address::new(16_384);
-    let replica = Arc::new(watch::Sender::new(Arc::new(Replica::default())));
+    let replicas = ReplicaSenders::default();
+    let (replica, cluster) = (&replicas.every, &replicas.cluster);
     let feed = ObjectFeed::default();
     let incompatible = Arc::new(watch::Sender::new(None));
-    let local_replica = Arc::new(shared.local_replica.attach(replica.subscribe()));
+    let local_replica = Arc::new(shared.local_replica.attach(cluster.subscribe()));
     let (calls, incoming) = mpsc::channel(1024);
     let starts = shared.starts.get().ok_or_else(|| Fault::new("this start is not on disk yet"))?;
     let mesh = Mesh::new(
@@ -186,6 +187,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let ports = Arc::new(ManagerPorts {
         node: shared.me,
         replica: replica.subscribe(),
+        cluster_replica: cluster.subscribe(),
         feed: feed.clone(),
         raft: raft.recipient(),
         call: peer_calls(&handle),
@@ -205,18 +207,18 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let router = Router::new(shared.api.clone(), Arc::clone(&ports));
 
     children.start(mesh.spec());
-    children.start(raft_spec(shared, &raft, &handle, &replica, (feed, Arc::clone(&incompatible))));
+    children.start(raft_spec(shared, &raft, &handle, &replicas, (feed, Arc::clone(&incompatible))));
     let (gateway, raft_port, slot) = (shared.gateway.clone(), raft.recipient::<RaftMemberMsg>(), Slot::new());
-    let replicas = replica.subscribe();
+    let members = cluster.subscribe();
     children.start(Spec::actor("blocklist", Address::new(1024), move || {
-        Ok(BlocklistShell::new(replicas.clone(), gateway.clone(), raft_port.clone(), slot.clone()))
+        Ok(BlocklistShell::new(members.clone(), gateway.clone(), raft_port.clone(), slot.clone()))
     }));
     children.start(sessions_spec(
         sessions,
         SessionsPorts {
             config: sessions_config,
             services: shared.services.clone(),
-            replica: replica.subscribe(),
+            replica: cluster.subscribe(),
             leader: Arc::new(router.clone()),
         },
     ));
@@ -230,13 +232,13 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
     children.start(router.spec(incoming));
     let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, view, doubts);
-    let (plan, siblings, levels) = (Arc::new(plan), children.clone(), replica.subscribe());
+    let (plan, siblings, levels) = (Arc::new(plan), children.clone(), cluster.subscribe());
     let switch: Address<SwitchMsg<Arc<Replica>>> = Address::new(64);
     children.start(Spec::actor("leader-switch", switch, move || {
         Ok(Switch::new(Arc::clone(&plan), siblings.clone(), levels.clone()))
     }));
     let membership: Address<MembershipAgentMsg> = Address::new(64);
-    let membership_ports = membership_ports(shared, &replica, &incompatible, children);
+    let membership_ports = membership_ports(shared, cluster, &incompatible, children);
     let membership_agent = Spec::actor("membership", membership, move || {
         // The replica stays attached exactly as long as an actor of this incarnation lives.
         let _attached = &local_replica;
@@ -244,8 +246,8 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     });
     // No membership is requested before the Raft member runs: a learner that never answers blocks other changes.
     children.start(membership_agent.requires("raft-member"));
-    children.start(muster_manager::feature_level::spec(level_ports(shared, &replica, &incompatible)));
-    children.start(autolock_spec(shared, &router, &replica));
+    children.start(muster_manager::feature_level::spec(level_ports(shared, cluster, &incompatible)));
+    children.start(autolock_spec(shared, &router, cluster));
     shared.manager.send_replace(Some(ports));
     Ok(())
 }
@@ -332,20 +334,20 @@ fn raft_spec(
     shared: &Shared,
     address: &Address<muster_raft_member::Msg>,
     mesh: &MeshHandle,
-    replica: &Arc<watch::Sender<Arc<Replica>>>,
+    replicas: &ReplicaSenders,
     (feed, incompatible): (ObjectFeed, Arc<watch::Sender<Option<Incompatible>>>),
 ) -> Spec {
-    let (shared, mesh, replica) = (shared.clone(), mesh.clone(), Arc::clone(replica));
+    let (shared, mesh, replicas) = (shared.clone(), mesh.clone(), replicas.clone());
     let config = shared.config.settings.raft();
     Spec::actor("raft-member", address.clone(), move || {
         let founding = shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        set_aside_lost(&shared, replica.borrow().raft.raft_id)?;
+        set_aside_lost(&shared, replicas.every.borrow().raft.raft_id)?;
         let member = RaftMember::open(RaftArgs {
             data_dir: shared.config.data_dir.join("raft"),
             keys: shared.memory.store().keys().clone(),
             config: config.clone(),
             transport: Arc::new(mesh.clone()),
-            publish: Arc::clone(&replica),
+            publish: replicas.clone(),
             feed: feed.clone(),
             incompatible: Arc::clone(&incompatible),
             node: shared.me,

@@ -313,6 +313,20 @@ pub enum Change {
 }
 
 impl Change {
+    /// Whether it changes only objects, of all tables, and what changes with every command: revision, outcomes, frequent events.
+    pub fn is_of_objects(&self) -> bool {
+        use Change as C;
+        matches!(
+            self,
+            C::CreateObject(_)
+                | C::UpdateObject { .. }
+                | C::DeleteObject { .. }
+                | C::AcquireLease { .. }
+                | C::ReleaseLease { .. }
+                | C::ExpireLease(_)
+        )
+    }
+
     /// The object that it concerns, if any.
     pub fn object(&self) -> Option<ObjectKey> {
         match self {

@@ -60,7 +60,7 @@ impl Autopilot {
     pub(crate) fn observe(world: &mut World, idx: MachineIdx) {
         let now = world.clock(idx);
         let Some(runtime) = world.machines[idx].runtime.as_mut() else { return };
-        let replica = Arc::clone(runtime.core.replica());
+        let replica = Arc::clone(runtime.core.cluster_replica());
         let Some(leader) = runtime.leader.as_mut() else { return };
         let doubts = leader.dispatch.as_ref().map(|dispatch| dispatch.core.doubts());
         let doubtful = doubts.as_ref().is_some_and(|doubts| *doubts != *leader.doubts);
@@ -74,7 +74,7 @@ impl Autopilot {
     fn refresh(world: &mut World, idx: MachineIdx) {
         let Some(runtime) = world.machines[idx].runtime.as_ref() else { return };
         let Some(leader) = runtime.leader.as_ref() else { return };
-        let (replica, doubts) = (Arc::clone(runtime.core.replica()), Arc::clone(&leader.doubts));
+        let (replica, doubts) = (Arc::clone(runtime.core.cluster_replica()), Arc::clone(&leader.doubts));
         Self::handle(world, idx, Input::State { replica, doubts });
     }
 

@@ -76,7 +76,7 @@ impl Blocks {
     pub(crate) fn schedule_observe(world: &mut World, idx: MachineIdx) {
         let now = world.now();
         let Some(runtime) = world.machines[idx].runtime.as_mut() else { return };
-        let replica = runtime.core.replica();
+        let replica = runtime.core.cluster_replica();
         let newest = (replica.tables.revision, replica.raft.leading);
         runtime.blocks.observe(now, runtime.core.tables());
         // A replica without a relevant change is not observed.
@@ -91,7 +91,7 @@ impl Blocks {
     pub(crate) fn observe_replica(world: &mut World, idx: MachineIdx, runtime: u32) {
         let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
         h.blocks.observe_due = false;
-        let replica = std::sync::Arc::clone(h.core.replica());
+        let replica = std::sync::Arc::clone(h.core.cluster_replica());
         Self::step(world, idx, Input::NewReplica(&replica));
     }
 

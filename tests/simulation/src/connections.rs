@@ -139,7 +139,7 @@ impl AgentConnections {
             let after = if refused { Duration::from_millis(1) } else { DIAL_TIMEOUT };
             return Self::dial_failed(world, idx, attempt, "no answer", after);
         }
-        let replica = world.machines[host].runtime(runtime).map(|h| h.core.replica().clone());
+        let replica = world.machines[host].runtime(runtime).map(|h| h.core.cluster_replica().clone());
         let here = LocalFacts { manager: replica.is_some(), ..world.here(host) };
         let certificate = roots::presented(world, host, idx);
         let unverified = certificate.is_none() && world.machines[idx].agent.certificate.is_some();

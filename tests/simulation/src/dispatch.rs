@@ -23,7 +23,7 @@ impl Dispatch {
         let (incarnation, config) = (world.incarnations, world.settings.dispatcher.clone());
         let (now, wall) = (world.clock(idx), world.wall(idx));
         let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
-        let tables = h.core.replica().tables.clone();
+        let tables = h.core.cluster_replica().tables.clone();
         let Some(leader) = h.leader.as_mut().filter(|l| l.dispatch.is_none()) else { return };
         let core = dispatcher::Dispatcher::new(config, now, wall);
         leader.dispatch = Some(Dispatch { incarnation, core, wakes: None });

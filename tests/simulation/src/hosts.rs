@@ -63,7 +63,7 @@ impl Hosts {
     /// The replica changed: the sessions observe it soon.
     pub(crate) fn schedule_observe(world: &mut World, idx: MachineIdx) {
         let Some(runtime) = world.machines[idx].runtime.as_mut().filter(|h| !h.hosts.observe_due) else { return };
-        let Replica { tables, raft } = runtime.core.replica().as_ref();
+        let Replica { tables, raft } = runtime.core.cluster_replica().as_ref();
         let newest = Some((tables.revision, raft.term, raft.leader.and(raft.leader_node)));
         if runtime.hosts.shown != newest {
             runtime.hosts.observe_due = true;
@@ -75,7 +75,7 @@ impl Hosts {
     pub(crate) fn observe(world: &mut World, idx: MachineIdx, runtime: u32) {
         let stays = world.settings.bug == Some(Bug::AllowBlocked);
         let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
-        let (replica, hosts) = (h.core.replica().clone(), &mut h.hosts);
+        let (replica, hosts) = (h.core.cluster_replica().clone(), &mut h.hosts);
         hosts.observe_due = false;
         let leader = replica.raft.leader.and(replica.raft.leader_node);
         // What is observed, and not what was scheduled: the replica may have changed in between, and may change back.
@@ -138,7 +138,7 @@ impl Hosts {
             }
             host::Effect::CountShare => {
                 let runtime = world.machines[idx].runtime.as_ref();
-                if let Some(share) = runtime.map(|runtime| share_of(&runtime.core.replica().tables)) {
+                if let Some(share) = runtime.map(|runtime| share_of(&runtime.core.cluster_replica().tables)) {
                     Self::step(world, idx, host::Input::Share(share));
                 }
             }

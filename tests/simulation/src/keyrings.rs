@@ -145,7 +145,7 @@ impl Keyring {
         }
         let machine = &mut world.machines[idx];
         let Some(runtime) = &machine.runtime else { return };
-        let (number, goal) = (runtime.number, Goal::of(runtime.core.tables(), machine.id));
+        let (number, goal) = (runtime.number, Goal::of(&runtime.core.cluster_replica().tables, machine.id));
         if machine.keyring.follower.as_ref().is_none_or(|follower| follower.runtime != number) {
             machine.keyring.disk.get_or_insert((Revision(0), None));
             let core = Autolock::new(AutoUnlock::None);

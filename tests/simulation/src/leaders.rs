@@ -32,7 +32,7 @@ impl Leader {
     /// The member's replica changed: starts or stops the leader's actors and schedules their observation.
     pub(crate) fn replica_published(world: &mut World, idx: MachineIdx) {
         let Some(runtime) = world.machines[idx].runtime.as_mut() else { return };
-        let replica = runtime.core.replica().clone();
+        let replica = runtime.core.cluster_replica().clone();
         let wanted = replica.raft.leading.then_some(replica.raft.term);
         if runtime.leader.as_ref().map(|l| l.term) != wanted {
             let since = Autopilot::term_begins(world, idx);
@@ -48,7 +48,7 @@ impl Leader {
                 autopilot: None,
                 doubts: Default::default(),
                 since,
-                shown: Revision(0),
+                shown: Default::default(),
             });
             let number = runtime.number;
             if let Some(term) = wanted {
@@ -134,15 +134,18 @@ impl Leader {
         let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
         h.observe_due = false;
         let replica = h.core.replica().clone();
-        let newest = replica.tables.revision;
+        let cluster = h.core.cluster_replica().clone();
+        let newest = (replica.tables.revision, cluster.tables.revision);
         if let Some(leader) = h.leader.as_mut() {
             // Actors that read only tables see no change without a new revision; a restarted one is shown them at its start.
-            let fresh = std::mem::replace(&mut leader.shown, newest) != newest;
-            Roles::step(world, idx, roles::Input::Seen(replica.clone()));
-            if fresh {
+            let shown = std::mem::replace(&mut leader.shown, newest);
+            Roles::step(world, idx, roles::Input::Seen(cluster.clone()));
+            if shown.0 != newest.0 {
                 Authority::step(world, idx, authority::Input::Replica(replica.tables.clone()));
+            }
+            if shown.1 != newest.1 {
                 Rotation::observe(world, idx);
-                Dispatch::step(world, idx, dispatcher::Input::Replica(replica.tables.clone()));
+                Dispatch::step(world, idx, dispatcher::Input::Replica(cluster.tables.clone()));
             }
             Autopilot::observe(world, idx);
             Clock::step(world, idx, muster_elections::core::keeper::Input::Replica(replica));

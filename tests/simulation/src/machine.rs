@@ -135,8 +135,8 @@ pub struct Keeper {
 pub struct Leader {
     pub term: Term,
     pub slot: Option<roles::Checkpoint>,
-    /// The replica that its actors observed last.
-    pub shown: Revision,
+    /// The revisions that its actors observed last: of the replica, and of the cluster's.
+    pub shown: (Revision, Revision),
     pub roles: Option<Roles>,
     pub authority: Option<Authority>,
     pub rotation: Option<Rotation>,

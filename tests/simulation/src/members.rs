@@ -163,6 +163,7 @@ impl ManagerRuntime {
             take_snapshot,
             answers,
             publish,
+            publish_cluster,
             wake_at,
             again,
             notices,
@@ -187,7 +188,7 @@ impl ManagerRuntime {
         for notice in notices {
             Self::notice(world, idx, notice);
         }
-        if publish.is_some() {
+        if publish.is_some() || publish_cluster.is_some() {
             Leader::replica_published(world, idx);
         }
         for answer in answers {

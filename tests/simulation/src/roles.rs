@@ -28,7 +28,7 @@ impl Roles {
         world.incarnations += 1;
         let incarnation = world.incarnations;
         let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
-        let replica = h.core.replica().clone();
+        let replica = h.core.cluster_replica().clone();
         let Some(leader) = h.leader.as_mut().filter(|l| l.roles.is_none()) else { return };
         let before = leader.slot.clone();
         if before.is_some() {
@@ -180,7 +180,7 @@ impl Roles {
     /// The shell observes before it handles a message, but the replica may lag slightly.
     fn observe_first(world: &mut World, idx: MachineIdx) {
         if world.rng.chance(500)
-            && let Some(replica) = world.machines[idx].runtime.as_ref().map(|h| h.core.replica().clone())
+            && let Some(replica) = world.machines[idx].runtime.as_ref().map(|h| h.core.cluster_replica().clone())
         {
             Self::step(world, idx, roles::Input::Seen(replica));
         }

@@ -70,7 +70,7 @@ impl Rotation {
 
     /// As the shell: it is passed a replica that has changed in what a rotation depends on, or for which it waits.
     pub(crate) fn observe(world: &mut World, idx: MachineIdx) {
-        let Some(tables) = world.machines[idx].runtime.as_ref().map(|h| h.core.replica().tables.clone()) else {
+        let Some(tables) = world.machines[idx].runtime.as_ref().map(|h| h.core.cluster_replica().tables.clone()) else {
             return;
         };
         let Some(rotation) = Self::at(world, idx) else { return };
@@ -86,7 +86,7 @@ impl Rotation {
 
     /// Every decision uses the newest replica.
     fn refresh(world: &mut World, idx: MachineIdx) {
-        let Some(tables) = world.machines[idx].runtime.as_ref().map(|h| h.core.replica().tables.clone()) else {
+        let Some(tables) = world.machines[idx].runtime.as_ref().map(|h| h.core.cluster_replica().tables.clone()) else {
             return;
         };
         if Self::at(world, idx).is_some_and(|r| tables.revision > r.core.tables().revision) {

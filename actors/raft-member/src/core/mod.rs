@@ -12,7 +12,7 @@
 //! loop {
 //!     core.step(now, input);        // any number of inputs: cheap, nothing is sent yet
 //!     let batch = core.turn(now)?;  // one round for all of them: this batches proposals and writes
-//!     // send batch.send and batch.send_snapshots; hand out batch.answers, batch.publish, batch.members
+//!     // send batch.send and batch.send_snapshots; hand out batch.answers, batch.publish, batch.publish_cluster, batch.members
 //!     // write batch.make_durable in order, then step(Input::Persisted { number of the last one written })
 //!     // run batch.take_snapshot elsewhere, keep its file, then step(Input::SnapshotTaken { head })
 //!     // at batch.wake_at: step(Input::Woke); if batch.again: turn once more before waiting
@@ -432,6 +432,10 @@ impl RaftCore {
     /// The last published replica.
     pub fn replica(&self) -> &Arc<Replica> {
         self.publication.replica()
+    }
+    /// The last one that was published to readers that objects do not concern.
+    pub fn cluster_replica(&self) -> &Arc<Replica> {
+        self.publication.cluster_replica()
     }
     /// The tables as applied.
     pub fn tables(&self) -> &Tables {

@@ -1,10 +1,13 @@
 //! Publication: the replica and the members that all others read, and when they get a newer one.
 //!
-//! Owns        the published replica, the published members, the time of the last publication, and how often a leader became known.
+//! Owns        the published replicas, the published members, the time of the last publication, and how often a leader became known.
 //! Inputs      the tables and the status after a turn.
-//! Outputs     the replica and the members to publish.
+//! Outputs     the replicas and the members to publish.
 //! Why not every status at once: acknowledgements change a leader's status with each turn. What others act on is published as soon
 //! as it changes, the rest periodically.
+//! Why two replicas: most writes are those of leases, which most actors of a manager do not read. They follow the cluster's replica,
+//! which is not replaced for commands about objects alone, except periodically: a write of a lease wakes none of them. Commands count,
+//! and not what they changed: an actor whose command was repeated waits for its revision.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +20,11 @@ use super::Batch;
 pub(crate) struct Publication {
     replica: Arc<Replica>,
     at: Option<Moment>,
+    /// The cluster's replica, and when it was published.
+    cluster: Arc<Replica>,
+    cluster_at: Option<Moment>,
+    /// Entries that are not about objects alone were applied since.
+    cluster_news: bool,
     members: Option<(Vec<Member>, Option<RaftId>)>,
     leader_changes: u64,
 }
@@ -27,22 +35,41 @@ impl Publication {
         &self.replica
     }
 
+    /// The last published one of the cluster.
+    pub fn cluster_replica(&self) -> &Arc<Replica> {
+        &self.cluster
+    }
+
     /// How often a leader became known, also the former one after a time without any.
     pub fn leader_changes(&self) -> u64 {
         self.leader_changes
     }
 
-    /// Publishes news at once. A leader publishes its peers' progress `every` so often.
+    /// An entry was applied, or a snapshot installed.
+    pub fn applied(&mut self, of_objects: bool) {
+        self.cluster_news |= !of_objects;
+    }
+
+    /// Publishes news at once: a leader its peers' progress `every` so often, and to readers of the cluster's replica what they were
+    /// not shown at once. That is with the status of this moment, because its readers count from when they see it.
     pub fn update(&mut self, now: Moment, tables: &Tables, status: RaftStatus, every: Duration, out: &mut Batch) {
-        let age = self.at.map(|at| now.since(at));
-        let news = tables.revision != self.replica.tables.revision || !same_main_fields(&status, &self.replica.raft);
-        let due = status.role == RaftRole::Leader && age.is_some_and(|age| age >= every);
-        if news || due || age.is_none() {
+        let is_due = |at: Option<Moment>| at.is_none_or(|at| now.since(at) >= every);
+        let newer = tables.revision != self.replica.tables.revision;
+        let cluster_news = self.cluster_news || !same_main_fields(&status, &self.cluster.raft);
+        let cluster_lags = newer || !Arc::ptr_eq(&self.replica, &self.cluster);
+        let cluster_due = is_due(self.cluster_at) && (cluster_lags || self.cluster_at.is_none());
+        let news = newer || cluster_news || !same_main_fields(&status, &self.replica.raft);
+        let due = status.role == RaftRole::Leader && (is_due(self.at) || cluster_due);
+        if news || due || self.at.is_none() {
             self.at = Some(now);
             self.leader_changes += u64::from(status.leader.is_some() && status.leader != self.replica.raft.leader);
             self.replica = Arc::new(Replica { tables: tables.clone(), raft: status });
             out.publish = Some(Arc::clone(&self.replica));
             self.update_members(out);
+        }
+        if cluster_news || cluster_due || due {
+            (self.cluster, self.cluster_at, self.cluster_news) = (Arc::clone(&self.replica), Some(now), false);
+            out.publish_cluster = Some(Arc::clone(&self.cluster));
         }
     }
 
@@ -74,7 +101,7 @@ fn peers(s: &RaftStatus) -> impl Iterator<Item = (RaftId, bool, bool, bool, bool
 mod tests {
     use std::time::Duration;
 
-    use muster_messages::{Revision, Term};
+    use muster_messages::{NodeId, Revision, Term};
 
     use super::*;
 
@@ -106,6 +133,52 @@ mod tests {
         assert_eq!(published(101, &tables, leader(2)), (true, false), "periodically");
         tables.revision = Revision(1);
         assert_eq!(published(102, &tables, leader(2)), (true, false), "a newer state");
+    }
+
+    const EVERY: Duration = Duration::from_millis(100);
+
+    /// The revisions of the replica and of the cluster's replica that are published, and how many entries that one's status knows.
+    fn published(publication: &mut Publication, millis: u64, revision: u64, status: RaftStatus) -> [Option<u64>; 3] {
+        let (mut out, tables) = (Batch::default(), Tables { revision: Revision(revision), ..Tables::default() });
+        publication.update(Moment(millis * 1_000), &tables, status, EVERY, &mut out);
+        let matched = |replica: &Arc<Replica>| replica.raft.progress.first().map(|peer| peer.matched);
+        let known = out.publish_cluster.as_ref().and_then(matched);
+        let revision = |replica: Option<Arc<Replica>>| replica.map(|replica| replica.tables.revision.0);
+        [revision(out.publish), revision(out.publish_cluster), known]
+    }
+
+    #[test]
+    fn entries_about_objects_reach_the_cluster_replica_later() {
+        let mut publication = Publication::default();
+        let mut follower = |millis, revision, of_objects: &[bool]| {
+            of_objects.iter().for_each(|of_objects| publication.applied(*of_objects));
+            let [replica, cluster, _] = published(&mut publication, millis, revision, RaftStatus::default());
+            (replica, cluster)
+        };
+        assert_eq!(follower(0, 0, &[]), (Some(0), Some(0)), "the first");
+        assert_eq!(follower(1, 1, &[true]), (Some(1), None));
+        assert_eq!(follower(2, 2, &[true]), (Some(2), None));
+        assert_eq!(follower(99, 2, &[]), (None, None));
+        assert_eq!(follower(100, 2, &[]), (None, Some(2)), "later, although nothing more is applied");
+        assert_eq!(follower(300, 2, &[]), (None, None), "once");
+        assert_eq!(follower(301, 3, &[true]), (Some(3), Some(3)), "the first for a long time waits for nothing");
+        assert_eq!(follower(302, 6, &[true, false, true]), (Some(6), Some(6)), "one of them is about something else");
+        assert_eq!(follower(303, 7, &[true]), (Some(7), None));
+    }
+
+    /// Its readers count from when they see a status how long ago a peer answered.
+    #[test]
+    fn cluster_replica_has_the_status_of_the_moment() {
+        let mut publication = Publication::default();
+        let mut leading = |millis, revision, matched| published(&mut publication, millis, revision, leader(matched));
+        assert_eq!(leading(0, 0, 1), [Some(0), Some(0), Some(1)], "it leads");
+        assert_eq!(leading(60, 1, 2), [Some(1), None, None], "a write about objects");
+        assert_eq!(leading(100, 1, 3), [Some(1), Some(1), Some(3)], "both, with the newest status");
+        assert_eq!(leading(180, 1, 4), [None, None, None]);
+        assert_eq!(leading(200, 1, 5), [Some(1), Some(1), Some(5)], "periodically, and both at once");
+        let mut silent = leader(6);
+        silent.silent = vec![NodeId::from_entropy(2)];
+        assert_eq!(published(&mut publication, 201, 1, silent), [Some(1), Some(1), Some(6)], "what others act on");
     }
 
     #[test]

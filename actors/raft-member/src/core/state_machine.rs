@@ -7,7 +7,7 @@
 //!             Entries are applied in log order, each once: a member that continued after a gap would differ from the others
 //!             permanently and unnoticed.
 
-use muster_messages::{CommandRefusal, MembershipChange, ObjectChange, RaftId, Revision, Tables, Term};
+use muster_messages::{Change, CommandRefusal, MembershipChange, ObjectChange, RaftId, Revision, Tables, Term};
 use muster_store::{Limits, LogPosition};
 use raft::eraftpb::{ConfChange, Entry};
 
@@ -24,6 +24,8 @@ pub(crate) struct AppliedEntry {
     pub at: LogPoint,
     pub outcome: Result<(), CommandRefusal>,
     pub membership: Option<Box<MembershipChange>>,
+    /// A command about objects alone.
+    pub of_objects: bool,
 }
 
 impl StateMachine {
@@ -60,6 +62,7 @@ impl StateMachine {
             let text = format!("entry {} follows {before}: entries must be applied in order, each once", at.index);
             return Err(CoreFault(text));
         }
+        let mut of_objects = false;
         let (outcome, membership) =
             match content(entry).map_err(|e| CoreFault(format!("cannot decode entry {}: {e}", at.index)))? {
                 None => {
@@ -68,6 +71,7 @@ impl StateMachine {
                 }
                 Some(Content::Command1(command)) => {
                     let position = LogPosition { revision, term: Term(at.term) };
+                    of_objects = command.changes.iter().all(Change::is_of_objects);
                     let tables = &mut self.tables;
                     (muster_store::apply_watched_within(limits, tables, position, &command, changes), None)
                 }
@@ -75,7 +79,7 @@ impl StateMachine {
                     (self.apply_membership(limits, revision, &change, raft), Some(change))
                 }
             };
-        Ok(AppliedEntry { at, outcome, membership })
+        Ok(AppliedEntry { at, outcome, membership, of_objects })
     }
 
     /// Decided here, alike on every member. A refused change must not reach raft.

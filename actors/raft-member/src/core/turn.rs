@@ -202,6 +202,7 @@ impl RaftCore {
             self.state.install(tables);
             member.removed = self.state.is_removed(member.id);
             self.digests.forget_all();
+            self.publication.applied(false);
             self.proposals.forget(&mut self.out.answers);
             self.out.installed = Some(Revision(index));
             self.out.notices.push(Notice::Installed { index });
@@ -269,6 +270,7 @@ impl RaftCore {
                 }
             }
             member.raw.mut_store().set_applied(applied.at);
+            self.publication.applied(applied.of_objects);
             self.consider_digest();
             self.proposals.applied(applied.at, &applied.outcome, &mut self.out.answers);
         }

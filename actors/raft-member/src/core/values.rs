@@ -120,6 +120,8 @@ pub struct Batch {
     pub answers: Vec<Answer>,
     /// The new replica, if it changed.
     pub publish: Option<Arc<Replica>>,
+    /// The same, if not only objects changed, or periodically.
+    pub publish_cluster: Option<Arc<Replica>>,
     /// The changes of objects that were applied, in log order.
     pub changes: Vec<ObjectChange>,
     /// The objects of reconcilers that were deleted, in log order.

@@ -11,9 +11,10 @@ use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, RaftTransp
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
     Change, ClusterId, ClusterRecord, Command, Incarnation, Liveness, Member, Membership, MembershipChange,
-    MembershipChangeKind, Name, NodeId, NodeRecord, Principal, RaftId, Replica, Revision, Role, Secret, WallTime,
+    MembershipChangeKind, Name, NodeId, NodeRecord, ObjectKey, Principal, RaftId, Replica, Revision, Role, Secret,
+    SessionId, Uid, WallTime,
 };
-use muster_raft_member::{Msg, ObjectFeed, RaftArgs, RaftConfig, RaftMember};
+use muster_raft_member::{Msg, ObjectFeed, RaftArgs, RaftConfig, RaftMember, ReplicaSenders};
 use muster_sealing::Keys;
 use muster_testkit::ActorHarness;
 use tokio::sync::watch;
@@ -56,6 +57,13 @@ pub fn label(value: &str) -> Command {
         add: [("a".to_owned(), value.to_owned())].into(),
         remove: vec![],
     })
+}
+
+/// A lease is taken, or renewed by the same session.
+pub fn lease() -> Command {
+    let (holder, session) = ("holder".to_owned(), SessionId(1));
+    let key = ObjectKey::lease("default", "one");
+    command().change(Change::AcquireLease { key, holder, session, duration_ms: 60_000, uid: Uid(1) })
 }
 
 /// Knows every member's address; reports undeliverable messages, as the mesh does.
@@ -101,6 +109,8 @@ pub struct Cluster {
     pub harness: ActorHarness,
     wires: Wires,
     pub members: Members,
+    /// The other replicas that they publish.
+    pub clusters: BTreeMap<usize, watch::Receiver<Arc<Replica>>>,
     dir: tempfile::TempDir,
 }
 
@@ -139,7 +149,7 @@ async fn pause() {
 impl Cluster {
     pub async fn new() -> Self {
         let (harness, dir) = (ActorHarness::start().await, tempfile::tempdir().unwrap());
-        Self { harness, wires: Wires::default(), members: BTreeMap::new(), dir }
+        Self { harness, wires: Wires::default(), members: BTreeMap::new(), clusters: BTreeMap::new(), dir }
     }
     pub fn dir(&self, n: usize) -> std::path::PathBuf {
         self.dir.path().join(n.to_string()).join("raft")
@@ -147,8 +157,9 @@ impl Cluster {
     pub fn start(&mut self, n: usize) {
         let address: Address<Msg> = Address::new(16_384);
         self.wires.0.lock().unwrap().insert(node_id(n), address.clone());
-        let publish = Arc::new(watch::Sender::new(Arc::new(Replica::default())));
-        let receiver = publish.subscribe();
+        let publish = ReplicaSenders::default();
+        let receiver = publish.every.subscribe();
+        self.clusters.insert(n, publish.cluster.subscribe());
         let transport = Arc::new(Wire { from: node_id(n), wires: self.wires.clone(), own: address.clone() });
         let config = RaftConfig { snapshot_entries: 200, keep_entries: 20, ..RaftConfig::default() };
         std::fs::create_dir_all(self.dir(n).parent().unwrap()).unwrap();

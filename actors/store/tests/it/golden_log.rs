@@ -132,6 +132,33 @@ fn golden(level: u32) {
     assert_eq!(now.len(), log.digests.len());
 }
 
+/// `before`, with what changes with every command and the objects of `after`.
+fn with_objects_of(before: &Tables, after: &Tables) -> Tables {
+    let Tables { revision, objects, outcomes, outcome_order, requests, frequent_events, .. } = after.clone();
+    Tables { revision, objects, outcomes, outcome_order, requests, frequent_events, ..before.clone() }
+}
+
+/// Readers of the cluster's replica see commands about objects later than others. (Below `IDENTITY_LEVEL` their events are among those of
+/// everything else, which these readers do not read.)
+#[test]
+fn commands_about_objects_change_nothing_else() {
+    let mut effective = 0;
+    for level in IDENTITY_LEVEL..=FEATURE_LEVEL {
+        let (log, mut tables) = (record(level), Tables::default());
+        for recorded in &log.entries {
+            let before = tables.clone();
+            replay(&mut tables, recorded);
+            let Recorded::Command(bytes) = recorded else { continue };
+            let command = decode::<Command>(bytes).unwrap();
+            if command.changes.iter().all(Change::is_of_objects) {
+                assert_eq!(with_objects_of(&before, &tables), tables, "{command:?}");
+                effective += u32::from(tables.objects != before.objects);
+            }
+        }
+    }
+    assert!(effective > 20, "{effective} changed an object");
+}
+
 #[test]
 fn a_log_of_level_two_leads_to_the_recorded_states() {
     golden(2);
