@@ -135,6 +135,15 @@ fn a_coordinated_candidate_waits_to_be_chosen() {
 }
 
 #[test]
+fn chosen_candidate_with_a_request_in_progress_only_waits() {
+    let mut world = World::new(&ElectorConfig { coordinated: true, ..config() });
+    world.sees(20, Some(lease(Some(ME), 20)));
+    world.sees(21, Some(lease(Some(ME), 21)));
+    assert_eq!(world.acquisitions(), 1);
+    assert!(world.wake.is_none_or(|at| at > world.now), "nothing is due before the answer: {:?}", world.wake);
+}
+
+#[test]
 fn lease_without_a_coordinator_does_not_stay_empty() {
     let mut world = World::new(&ElectorConfig { coordinated: true, ..config() });
     world.sees(9, None);
