@@ -169,7 +169,7 @@ pub struct ManagerPorts {
     pub node: NodeId,
     /// After each applied write.
     pub replica: watch::Receiver<Arc<Replica>>,
-    /// The same, but up to 100 ms later for a write that changed only objects: for waits that leases do not concern.
+    /// The same, but some 100 ms later for commands about objects alone: for waits that leases do not concern.
     pub cluster_replica: watch::Receiver<Arc<Replica>>,
     /// Changes of leases and other objects, as this member applies them.
     pub feed: ObjectFeed,

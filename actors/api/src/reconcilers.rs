@@ -103,7 +103,7 @@ impl ReconcilerRequests<'_> {
                     let selection = muster_gates::selection_changed(tables, name);
                     tables.reconcilers.changed.max(term(tables)).max(selection)
                 };
-                // Of all replicas: the lease is an object.
+                // The lease is an object, which the cluster's replica would show later.
                 let replicas = self.work.manager.replica.clone();
                 self.changed_in(replicas, *wait_ms, |tables| newest(tables) > *seen).await?
             }

@@ -10,7 +10,7 @@ use muster_messages::{
 use serde_json::Value;
 
 use super::*;
-use crate::tests::{REQUEST, TERM, World, candidate, definition, node, participant, run, tables_of, triple};
+use crate::tests::{REQUEST, TERM, World, candidate, definition, leading, node, participant, run, tables_of, triple};
 
 fn progress() -> Progress {
     Progress {
@@ -281,6 +281,26 @@ async fn reader_that_looks_for_news_holds_up_no_publication() {
         looked == 2
     });
     assert!(found.await);
+}
+
+/// The lease of a runner is an object, and a runner begins nothing before it sees its own term.
+#[tokio::test(start_paused = true)]
+async fn view_of_a_runner_follows_its_lease() {
+    let (_unchanged, late) = watch::channel(leading(tables_of(definition(vec![]))));
+    let world = World::new().showing(late);
+    let seen = Revision(1000);
+    let view = ReconcilerRequest::View { name: "schema".into(), release: triple("2.0.0"), seen, wait_ms: 4000 };
+    let renewed = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        world.published.send_modify(|replica| {
+            let lease = Arc::make_mut(replica).tables.objects.get_mut(&runner_lease("schema")).expect("its lease");
+            Arc::make_mut(lease).meta.revision = seen.next();
+        });
+    };
+    let (began, runner) = (Instant::now(), node(1));
+    let ((status, answer, _), ()) = tokio::join!(world.reconciler(&runner, view), renewed);
+    assert_eq!(status.as_u16(), 200, "{answer}");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
 /// API-3. This module only asks for the check.

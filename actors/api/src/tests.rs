@@ -165,6 +165,15 @@ impl World {
         })
     }
 
+    /// The same, with a replica of the cluster of its own.
+    pub fn showing(self, cluster_replica: watch::Receiver<Arc<Replica>>) -> Self {
+        self.in_force.send_modify(|ports| {
+            let own = ports.take().and_then(Arc::into_inner).expect("no request holds them");
+            *ports = Some(Arc::new(ManagerPorts { cluster_replica, ..own }));
+        });
+        self
+    }
+
     /// The same, with these sessions.
     pub fn hosting(self, sessions: Recipient<SessionsMsg>) -> Self {
         self.in_force.send_modify(|ports| {

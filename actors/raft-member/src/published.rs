@@ -78,3 +78,19 @@ impl Drop for Published {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_without_their_member_do_not_lead() {
+        let senders = ReplicaSenders::default();
+        let both = [&senders.every, &senders.cluster];
+        for sender in both {
+            sender.send_modify(|replica| Arc::make_mut(replica).raft.leading = true);
+        }
+        drop(Published::new(senders.clone(), ObjectFeed::default(), Arc::default(), Revision(0)));
+        assert_eq!(both.map(|sender| sender.borrow().raft.leading), [false, false]);
+    }
+}

@@ -9,7 +9,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{FilterFn, LevelFilter, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::prelude::*;
@@ -89,26 +89,38 @@ const CRATES: [&str; 29] = [
     "muster_workload_api",
 ];
 
+/// Libraries of which the log shows little, and no span.
+const NOISY: [&str; 5] = ["ractor", "rustls", "hyper", "raft_engine", "h2"];
+
+fn noisy_library(meta: &Metadata<'_>) -> Option<&'static str> {
+    NOISY.into_iter().find(|library| meta.target().starts_with(library))
+}
+
+/// Their spans are not opened at all. ractor opens one around each actor, which would cost something each time the actor runs.
+fn without_noisy_spans() -> FilterFn<fn(&Metadata<'_>) -> bool> {
+    FilterFn::new(|meta| meta.is_event() || noisy_library(meta).is_none())
+}
+
 /// Installs the log.
 pub fn install(filter: EnvFilter, format: LogFormat) -> Result<LogFilter, String> {
     let (filter, handle) = reload::Layer::new(filter);
-    let quiet = tracing_subscriber::filter::filter_fn(|meta| {
-        let noisy = ["ractor", "rustls", "hyper", "raft_engine", "h2"];
-        let least = match noisy.iter().find(|library| meta.target().starts_with(**library)) {
+    let quiet = filter_fn(|meta| {
+        let least = match noisy_library(meta) {
             None => return true,
             // They warn about a client's behaviour once per connection. The gateway's lines about offenders are bounded;
             // these are not.
-            Some(&("h2" | "rustls")) => LevelFilter::ERROR,
+            Some("h2" | "rustls") => LevelFilter::ERROR,
             // It warns of "Corruption" where an unclean end truncated a write, which it recovers from. Damage that it does not
             // recover from is an error of ours, with the file's name.
-            Some(&"raft_engine") => LevelFilter::ERROR,
+            Some("raft_engine") => LevelFilter::ERROR,
             Some(_) => LevelFilter::INFO,
         };
-        *meta.level() <= least && meta.is_event()
+        *meta.level() <= least
     });
-    // ractor opens a span around each actor that contains only a number. Never opened, it costs nothing each time an actor runs.
-    let spans = tracing_subscriber::filter::filter_fn(|meta| !(meta.is_span() && meta.target().starts_with("ractor")));
-    let registry = tracing_subscriber::registry().with(filter).with(spans).with(Counting.with_filter(quiet.clone()));
+    let registry = tracing_subscriber::registry()
+        .with(filter)
+        .with(without_noisy_spans())
+        .with(Counting.with_filter(quiet.clone()));
     let journal = is_the_journal();
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(Stderr { journal })
@@ -264,6 +276,20 @@ mod tests {
             let name = format!("muster_{}", actor.unwrap().file_name().to_str().unwrap().replace('-', "_"));
             assert!(CRATES.contains(&&*name), "{name}");
         }
+    }
+
+    #[test]
+    fn spans_of_noisy_libraries_are_never_opened() {
+        let opens = || {
+            [
+                tracing::info_span!(target: "ractor::actor", "Actor"),
+                tracing::error_span!(target: "h2::client", "stream"),
+                tracing::info_span!(target: "muster_api::service", "api"),
+            ]
+            .map(|span| !span.is_disabled())
+        };
+        let subscriber = tracing_subscriber::registry().with(without_noisy_spans());
+        assert_eq!(tracing::subscriber::with_default(subscriber, opens), [false, false, true]);
     }
 
     #[test]

@@ -38,6 +38,11 @@ impl Command {
     pub fn idempotent(at: WallTime, by: Principal, reason: impl Into<String>) -> Self {
         Self { request: RequestId(0), at, by, reason: reason.into(), guards: Vec::new(), changes: Vec::new() }
     }
+    /// Whether each of its changes, of which there is one at least, is of objects: it changes nothing else, except for what every
+    /// command changes (revision, outcomes) and events of leases.
+    pub fn is_of_objects(&self) -> bool {
+        !self.changes.is_empty() && self.changes.iter().all(Change::is_of_objects)
+    }
     /// Adds a guard.
     #[must_use]
     pub fn guard(mut self, guard: Guard) -> Self {
@@ -313,8 +318,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether it changes only objects, of all tables, and what changes with every command: revision, outcomes, frequent events.
-    pub fn is_of_objects(&self) -> bool {
+    fn is_of_objects(&self) -> bool {
         use Change as C;
         matches!(
             self,

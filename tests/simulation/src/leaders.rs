@@ -138,12 +138,12 @@ impl Leader {
         let newest = (replica.tables.revision, cluster.tables.revision);
         if let Some(leader) = h.leader.as_mut() {
             // Actors that read only tables see no change without a new revision; a restarted one is shown them at its start.
-            let shown = std::mem::replace(&mut leader.shown, newest);
+            let (shown, shown_of_cluster) = std::mem::replace(&mut leader.shown, newest);
             Roles::step(world, idx, roles::Input::Seen(cluster.clone()));
-            if shown.0 != newest.0 {
+            if shown != newest.0 {
                 Authority::step(world, idx, authority::Input::Replica(replica.tables.clone()));
             }
-            if shown.1 != newest.1 {
+            if shown_of_cluster != newest.1 {
                 Rotation::observe(world, idx);
                 Dispatch::step(world, idx, dispatcher::Input::Replica(cluster.tables.clone()));
             }

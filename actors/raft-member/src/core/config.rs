@@ -84,7 +84,8 @@ pub struct RaftConfig {
     /// Followers learn of a commit from the next append, or from a separate message after this time. Under load the next append
     /// comes first, which halves the messages; otherwise a follower's replica is this much older.
     pub commit_news: Duration,
-    /// A leader publishes its peers' progress at least this often.
+    /// A leader publishes its peers' progress at least this often; and a command about objects reaches the readers of the cluster's
+    /// replica after this time (and a tick) at the latest.
     pub publish_every: Duration,
 
     #[cfg(feature = "bug-injection")]

@@ -55,12 +55,12 @@ impl Publication {
     pub fn update(&mut self, now: Moment, tables: &Tables, status: RaftStatus, every: Duration, out: &mut Batch) {
         let is_due = |at: Option<Moment>| at.is_none_or(|at| now.since(at) >= every);
         let newer = tables.revision != self.replica.tables.revision;
-        let cluster_news = self.cluster_news || !same_main_fields(&status, &self.cluster.raft);
+        // The main fields are those of both: a change of them replaces both.
+        let cluster_news = self.at.is_none() || self.cluster_news || !same_main_fields(&status, &self.cluster.raft);
         let cluster_lags = newer || !Arc::ptr_eq(&self.replica, &self.cluster);
-        let cluster_due = is_due(self.cluster_at) && (cluster_lags || self.cluster_at.is_none());
-        let news = newer || cluster_news || !same_main_fields(&status, &self.replica.raft);
+        let cluster_due = cluster_lags && is_due(self.cluster_at);
         let due = status.role == RaftRole::Leader && (is_due(self.at) || cluster_due);
-        if news || due || self.at.is_none() {
+        if newer || cluster_news || due {
             self.at = Some(now);
             self.leader_changes += u64::from(status.leader.is_some() && status.leader != self.replica.raft.leader);
             self.replica = Arc::new(Replica { tables: tables.clone(), raft: status });

@@ -7,7 +7,7 @@
 //!             Entries are applied in log order, each once: a member that continued after a gap would differ from the others
 //!             permanently and unnoticed.
 
-use muster_messages::{Change, CommandRefusal, MembershipChange, ObjectChange, RaftId, Revision, Tables, Term};
+use muster_messages::{CommandRefusal, MembershipChange, ObjectChange, RaftId, Revision, Tables, Term};
 use muster_store::{Limits, LogPosition};
 use raft::eraftpb::{ConfChange, Entry};
 
@@ -71,7 +71,7 @@ impl StateMachine {
                 }
                 Some(Content::Command1(command)) => {
                     let position = LogPosition { revision, term: Term(at.term) };
-                    of_objects = command.changes.iter().all(Change::is_of_objects);
+                    of_objects = command.is_of_objects();
                     let tables = &mut self.tables;
                     (muster_store::apply_watched_within(limits, tables, position, &command, changes), None)
                 }

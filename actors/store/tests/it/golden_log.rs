@@ -150,7 +150,7 @@ fn commands_about_objects_change_nothing_else() {
             replay(&mut tables, recorded);
             let Recorded::Command(bytes) = recorded else { continue };
             let command = decode::<Command>(bytes).unwrap();
-            if command.changes.iter().all(Change::is_of_objects) {
+            if command.is_of_objects() {
                 assert_eq!(with_objects_of(&before, &tables), tables, "{command:?}");
                 effective += u32::from(tables.objects != before.objects);
             }

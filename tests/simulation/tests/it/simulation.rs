@@ -4,10 +4,10 @@ use muster_simulation::{Kind, ROLE_CHANGES, Run, Summary, sweep};
 
 /// Seeds of each kind in the quick tier.
 const SAMPLED_SEEDS: u64 = 15;
-/// Seeds of each kind in the full tier: enough that each required event happens several times. They take half of that tier's processor
-/// time; more of them are one command away (`tests/OVERVIEW.md`).
+/// Seeds of each kind in the full tier, in which each required event happens; more of them are one command away
+/// (`tests/OVERVIEW.md`).
 const ALL_SEEDS: u64 = 400;
-/// The autopilot is refused a change in one run of some hundreds.
+/// In 400 runs the autopilot is refused no change.
 const ALL_AUTOPILOT_SEEDS: u64 = 1000;
 
 /// Fails unless every seed passes, and prints the replay command of each failed one.

@@ -3,6 +3,7 @@ mod elections;
 mod levels;
 mod membership;
 mod packets;
+mod publication;
 mod reachability;
 mod replication;
 mod snapshots;
