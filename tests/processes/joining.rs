@@ -177,7 +177,11 @@ fn taken_port_or_socket_is_named_and_exits_with_status_1() {
         assert!(last.starts_with("musterd: ") && last.contains(&named), "{name}: {last}");
     }
     assert_eq!(std::fs::read_to_string(&file).expect("it is there"), "another's");
-    world.muster(&["status"]).ended(0);
+    let (manager, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
+    let node = world.node("n6");
+    node.start(&["--join", &manager, "--token", &token, "--socket", &socket.display().to_string()]);
+    assert_eq!(node.exit(), Some(1), "{}", node.log());
+    assert_eq!(world.nodes_seen_by("n1").len(), 1, "a node that cannot serve does not join");
 }
 
 /// S20, S23. Every client at every manager sees five managers, never two leaders.

@@ -26,6 +26,11 @@ impl AdminSocket {
         UnixSocket::check(path, FLAG)
     }
 
+    /// Refuses a path where [`bind`](Self::bind) would fail now, for what must not be begun in vain.
+    pub fn check_vacant(path: &Path) -> Result<(), SocketFault> {
+        UnixSocket::check_vacant(path, FLAG)
+    }
+
     /// Listens at `path`, replacing only a socket that a dead process left there.
     pub fn bind(path: &Path) -> Result<Self, SocketFault> {
         let file = UnixSocket::bind(path, FLAG, Access::Owner)?;

@@ -91,24 +91,22 @@ impl UnixSocket {
         is_served(path).unwrap_or(false)
     }
 
+    /// Refuses a path that [`bind`](Self::bind) would refuse now. Changes nothing. Never blocks on another process.
+    ///
+    /// # Errors
+    /// The path is too long, another process serves it, it is another file's, or the operating system refuses it.
+    pub fn check_vacant(path: &Path, flag: &'static str) -> Result<(), SocketFault> {
+        vacancy(path, flag).map(drop)
+    }
+
     /// Listens at `path`, replacing only a socket that a dead process left there. Blocks.
     ///
     /// # Errors
-    /// Another process serves the path, it is another file's, or the operating system refuses it.
+    /// Those of [`check_vacant`](Self::check_vacant).
     pub fn bind(path: &Path, flag: &'static str, access: Access) -> Result<Self, SocketFault> {
-        Self::check(path, flag)?;
         let fault = |source| SocketFault::Io { path: path.to_owned(), source };
-        match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(fault(error)),
-            Ok(there) if !there.file_type().is_socket() => {
-                return Err(SocketFault::OtherFile { path: path.to_owned(), flag });
-            }
-            // The daemon of another data directory may have been given the same path.
-            Ok(_) if is_served(path).map_err(fault)? => {
-                return Err(SocketFault::Served { path: path.to_owned(), flag });
-            }
-            Ok(_) => fs::remove_file(path).map_err(fault)?,
+        if let Vacancy::Abandoned = vacancy(path, flag)? {
+            fs::remove_file(path).map_err(fault)?;
         }
         create_parent(path, access).map_err(fault)?;
         let listener = match access {
@@ -134,6 +132,26 @@ impl UnixSocket {
     /// The process has no free file descriptor.
     pub fn acceptor(&self, name: &'static str) -> io::Result<Acceptor> {
         Ok(Acceptor::new(tokio::net::UnixListener::from_std(self.listener.try_clone()?)?, name))
+    }
+}
+
+/// What is at a path where a socket may be created.
+enum Vacancy {
+    Nothing,
+    /// The socket of a process that has ended.
+    Abandoned,
+}
+
+fn vacancy(path: &Path, flag: &'static str) -> Result<Vacancy, SocketFault> {
+    UnixSocket::check(path, flag)?;
+    let fault = |source| SocketFault::Io { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vacancy::Nothing),
+        Err(error) => Err(fault(error)),
+        Ok(there) if !there.file_type().is_socket() => Err(SocketFault::OtherFile { path: path.to_owned(), flag }),
+        // The daemon of another data directory may have been given the same path.
+        Ok(_) if is_served(path).map_err(fault)? => Err(SocketFault::Served { path: path.to_owned(), flag }),
+        Ok(_) => Ok(Vacancy::Abandoned),
     }
 }
 
@@ -192,8 +210,10 @@ mod tests {
             if access == Access::Everyone {
                 assert_eq!(path.ancestors().skip(1).take(2).map(mode).collect::<Vec<_>>(), [0o755, 0o755]);
             }
+            assert!(matches!(UnixSocket::check_vacant(&path, FLAG), Err(SocketFault::Served { .. })));
             assert!(matches!(UnixSocket::bind(&path, FLAG, access), Err(SocketFault::Served { .. })));
             drop(socket);
+            UnixSocket::check_vacant(&path, FLAG).unwrap();
             assert!(!path.exists());
         }
     }
@@ -207,6 +227,8 @@ mod tests {
         assert!(matches!(UnixSocket::bind(&file, FLAG, Access::Owner), Err(SocketFault::OtherFile { .. })));
         assert_eq!(fs::read(&file).unwrap(), b"precious");
         drop(UnixListener::bind(&path).unwrap());
+        UnixSocket::check_vacant(&path, FLAG).unwrap();
+        assert!(path.exists(), "a check changes nothing");
         drop(UnixSocket::bind(&path, FLAG, Access::Owner).unwrap());
         let long = dir.path().join("x".repeat(MAX_SOCKET_PATH_BYTES));
         let refused = UnixSocket::check(&long, FLAG).unwrap_err().to_string();

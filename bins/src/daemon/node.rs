@@ -107,10 +107,15 @@ impl Node {
         let known = NodeMemory::new(store.clone()).load()?.managers;
         let others: Vec<String> = config.join.iter().cloned().chain(known).collect();
         let advertise = ready::advertised(&config, listens, &others).await;
+        let bad_socket = |fault| Exit::new(1, Fault::from(fault).0);
+        if unlocked.socket.is_none() {
+            // A join uses a token and adds a node. The socket is bound after it: until then nothing would answer there.
+            AdminSocket::check_vacant(&config.socket).map_err(bad_socket)?;
+        }
         let booted = boot(&config, &store, &advertise).await?;
         let socket = match unlocked.socket {
             Some(bound) => bound,
-            None => Arc::new(AdminSocket::bind(&config.socket).map_err(|e| Exit::new(1, Fault::from(e).0))?),
+            None => Arc::new(AdminSocket::bind(&config.socket).map_err(bad_socket)?),
         };
 
         let tree = Tree::new();
