@@ -2,9 +2,9 @@
 
 use muster_messages::wire::KubeAnswer;
 use muster_messages::{Object, Revision, Tables, WallTime};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::document::object_json;
+use crate::document::Document;
 use crate::negotiate::Format;
 use crate::query::Match;
 use crate::resource::Resource;
@@ -36,17 +36,18 @@ pub fn answer(ask: &Ask, tables: &Tables, now: WallTime) -> Result<KubeAnswer, S
 
 /// Answers with one object.
 pub(crate) fn object_answer(ask: &Ask, resource: Resource, object: &Object, status: u16, now: WallTime) -> KubeAnswer {
-    json_answer(status, &shaped(ask, resource, object, now))
+    text_answer(status, shaped(ask, resource, object, now))
 }
 
-/// An object in the requested shape.
-fn shaped(ask: &Ask, resource: Resource, object: &Object, now: WallTime) -> Value {
+/// An object in the requested shape, as JSON.
+fn shaped(ask: &Ask, resource: Resource, object: &Object, now: WallTime) -> String {
     match ask.format {
-        Format::Object => object_json(object, resource),
-        Format::Metadata => table::metadata(object, resource, "v1"),
+        Format::Object => Document::of(object).to_text(resource),
+        Format::Metadata => table::metadata(object, resource, "v1").to_string(),
         Format::Table(version) => {
             let rows = Rows { version, include: ask.read.include, now };
-            rows.table(resource, vec![rows.row(object, resource)], true, &object.meta.revision.to_string())
+            let table = rows.table(resource, vec![rows.row(object, resource)], true, &object.meta.revision.to_string());
+            table.to_string()
         }
     }
 }
@@ -60,32 +61,48 @@ pub(crate) fn list_answer<'a>(
     now: WallTime,
 ) -> KubeAnswer {
     let revision = revision.to_string();
-    let list = match ask.format {
+    let body = match ask.format {
         Format::Table(version) => {
             let rows = Rows { version, include: ask.read.include, now };
-            rows.table(resource, objects.map(|object| rows.row(object, resource)).collect(), true, &revision)
+            let table =
+                rows.table(resource, objects.map(|object| rows.row(object, resource)).collect(), true, &revision);
+            table.to_string()
         }
         Format::Metadata => {
-            let items: Vec<Value> = objects.map(|object| table::metadata(object, resource, "v1")).collect();
+            let items = objects.map(|object| table::metadata(object, resource, "v1").to_string());
             list(("PartialObjectMetadataList", "meta.k8s.io/v1"), &revision, items)
         }
         Format::Object => {
-            let items: Vec<Value> = objects.map(|object| object_json(object, resource)).collect();
+            let items = objects.map(|object| Document::of(object).to_text(resource));
             let kind = format!("{}List", resource.kind_name());
             list((&kind, &resource.api_version()), &revision, items)
         }
     };
-    json_answer(200, &list)
+    text_answer(200, body)
 }
 
-fn list((kind, api_version): (&str, &str), revision: &str, items: Vec<Value>) -> Value {
-    let metadata = json!({"resourceVersion": revision});
-    json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})
+/// A list of items that are JSON already. Kinds, versions and revisions have nothing that JSON escapes.
+fn list((kind, api_version): (&str, &str), revision: &str, items: impl Iterator<Item = String>) -> String {
+    let mut list = format!(
+        "{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{{\"resourceVersion\":\"{revision}\"}},\"items\":["
+    );
+    for (n, item) in items.enumerate() {
+        if n > 0 {
+            list.push(',');
+        }
+        list.push_str(&item);
+    }
+    list.push_str("]}");
+    list
 }
 
 /// An answer without warnings.
 pub(crate) fn json_answer(status: u16, body: &Value) -> KubeAnswer {
-    KubeAnswer { status, retry_after_s: None, warnings: Vec::new(), body: body.to_string() }
+    text_answer(status, body.to_string())
+}
+
+fn text_answer(status: u16, body: String) -> KubeAnswer {
+    KubeAnswer { status, retry_after_s: None, warnings: Vec::new(), body }
 }
 
 /// The `Content-Type` of an answer: probes get text, everything else is JSON.

@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::{FieldManager, WallTime};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json as value};
 
-use crate::document::FENCING_TOKEN;
+use crate::document::{Document, FENCING_TOKEN, Fields, json};
 use crate::status::Cause;
 use crate::time::Seconds;
 
@@ -32,22 +32,36 @@ pub(crate) struct Writer<'a> {
 }
 
 /// The parts of a document that can be owned.
-pub(crate) fn leaves(document: &Value) -> Leaves {
+pub(crate) fn leaves(document: &Document) -> Leaves {
     let mut leaves = Leaves::new();
-    let maps: [&[&str]; 5] =
-        [&["metadata", "labels"], &["metadata", "annotations"], &["spec"], &["data"], &["binaryData"]];
-    for parents in maps {
-        let map = parents.iter().try_fold(document, |value, key| value.get(key)).and_then(Value::as_object);
-        for (key, value) in map.into_iter().flatten().filter(|(key, _)| *key != FENCING_TOKEN) {
-            leaves.insert(path(parents.iter().copied().chain([key.as_str()])), value.clone());
+    let mut add = |parents: &[&str], map: Value| {
+        let Value::Object(map) = map else { return };
+        for (key, value) in map.into_iter().filter(|(key, _)| key != FENCING_TOKEN) {
+            leaves.insert(path(parents.iter().copied().chain([key.as_str()])), value);
         }
-    }
-    let whole: [&[&str]; 3] = [&["metadata", "ownerReferences"], &["immutable"], &["subsets"]];
-    for parents in whole {
-        if let Some(value) = parents.iter().try_fold(document, |value, key| value.get(key)) {
-            leaves.insert(path(parents.iter().copied()), value.clone());
+    };
+    let Document { meta, fields } = document;
+    add(&["metadata", "labels"], json(&meta.labels));
+    add(&["metadata", "annotations"], json(&meta.annotations));
+    let whole = match fields {
+        Fields::Lease(spec) => {
+            add(&["spec"], json(spec));
+            None
         }
-    }
+        Fields::LeaseCandidate(spec) => {
+            add(&["spec"], json(spec));
+            None
+        }
+        Fields::ConfigMap(map) => {
+            add(&["data"], json(&map.data));
+            add(&["binaryData"], json(&map.binary_data));
+            map.immutable.map(|immutable| ("immutable", immutable.into()))
+        }
+        Fields::Endpoints(subsets) => (!subsets.is_empty()).then(|| ("subsets", json(subsets))),
+    };
+    let owners = (!meta.owner_references.is_empty()).then(|| json(&meta.owner_references));
+    let whole = whole.into_iter().chain(owners.map(|owners| ("metadata.ownerReferences", owners)));
+    leaves.extend(whole.map(|(path, value)| (path.to_owned(), value)));
     leaves
 }
 
@@ -224,7 +238,7 @@ pub(crate) fn to_json(managers: &[FieldManager]) -> Value {
             }
         }
         let operation = if entry.applied { "Apply" } else { "Update" };
-        json!({
+        value!({
             "manager": entry.manager, "operation": operation, "apiVersion": entry.api_version,
             "time": Seconds(entry.at).to_string(), "fieldsType": "FieldsV1", "fieldsV1": tree,
         })
@@ -234,8 +248,10 @@ pub(crate) fn to_json(managers: &[FieldManager]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::resource::SERVED;
 
     fn writer(manager: &str, now: i64) -> Writer<'_> {
         Writer { manager, api_version: "coordination.k8s.io/v1", now: WallTime(now) }
@@ -259,27 +275,34 @@ mod tests {
 
     #[test]
     fn leaves_are_what_clients_write() {
-        let document = json!({
-            "kind": "Lease", "metadata": {
-                "name": "x", "uid": "u", "labels": {"app": "a", "a.b/c": "d"},
-                "annotations": {"muster.dev/fencing-token": "7", "": "odd"}, "ownerReferences": [{"uid": "o"}],
-            },
-            "spec": {"holderIdentity": "me"}, "data": {"k.json": "v"}, "immutable": true, "subsets": [],
+        let metadata = value!({
+            "name": "x", "uid": "u", "labels": {"app": "a", "a.b/c": "d"},
+            "annotations": {"muster.dev/fencing-token": "7", "": "odd"}, "ownerReferences": [{"uid": "o"}],
         });
-        let paths: Vec<String> = leaves(&document).into_keys().collect();
-        assert_eq!(
-            paths,
-            [
-                "data[\"k.json\"]",
-                "immutable",
+        let parts = [
+            (SERVED[0], value!({"spec": {"holderIdentity": "me", "strategy": null}}), vec!["spec.holderIdentity"]),
+            (SERVED[2], value!({"spec": {"leaseName": "l", "binaryVersion": ""}}), vec!["spec.leaseName"]),
+            (
+                SERVED[4],
+                value!({"data": {"k.json": "v"}, "binaryData": {"b": "AA=="}, "immutable": true}),
+                vec!["binaryData.b", "data[\"k.json\"]", "immutable"],
+            ),
+            (SERVED[4], value!({}), vec![]),
+            (SERVED[5], value!({"subsets": [{"ports": []}]}), vec!["subsets"]),
+            (SERVED[5], value!({"subsets": []}), vec![]),
+        ];
+        for (resource, mut document, own) in parts {
+            document["metadata"] = metadata.clone();
+            let document = Document::read(resource, document, &mut Vec::new()).unwrap();
+            let paths: BTreeSet<String> = leaves(&document).into_keys().collect();
+            let common = [
                 "metadata.annotations[\"\"]",
                 "metadata.labels.app",
                 "metadata.labels[\"a.b/c\"]",
                 "metadata.ownerReferences",
-                "spec.holderIdentity",
-                "subsets",
-            ]
-        );
+            ];
+            assert_eq!(paths, common.into_iter().chain(own).map(str::to_owned).collect(), "{resource:?}");
+        }
     }
 
     #[test]
@@ -359,7 +382,7 @@ mod tests {
         let entry = writer("me", 1_700_000_000_000).entry(true, fields.map(str::to_owned).into());
         assert_eq!(
             to_json(&[entry]),
-            json!([{
+            value!([{
                 "manager": "me", "operation": "Apply", "apiVersion": "coordination.k8s.io/v1",
                 "time": "2023-11-14T22:13:20Z", "fieldsType": "FieldsV1",
                 "fieldsV1": {"f:metadata": {"f:labels": {"f:a.b/c": {}, "f:app": {}}}, "f:spec": {"f:renewTime": {}}},
@@ -379,12 +402,12 @@ mod tests {
         #[test]
         fn assembled_document_has_the_given_leaves(labels in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5),
                                                    others in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5)) {
-            let mut document = json!({"metadata": {"name": "x", "labels": labels}});
-            let wanted = leaves(&json!({"metadata": {"labels": others}}));
-            let before = leaves(&document);
+            let read = |json| Document::read(SERVED[0], json, &mut Vec::new()).unwrap();
+            let mut document = value!({"metadata": {"name": "x", "labels": labels}});
+            let wanted = leaves(&read(value!({"metadata": {"labels": others}})));
+            let before = leaves(&read(document.clone()));
             assemble(&mut document, &before, &wanted);
-            let mut unknown = Vec::new();
-            let read = crate::document::Document::read(crate::resource::SERVED[0], document, &mut unknown).unwrap();
+            let read = read(document);
             prop_assert_eq!(read.meta.labels, others);
             prop_assert_eq!(read.meta.name, "x");
         }

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 use muster_messages::{Object, ObjectChange, ObjectKey, Revision, Tables, WallTime};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::document::object_json;
+use crate::document::Document;
 use crate::negotiate::Format;
 use crate::query::Include;
 use crate::resource::Resource;
@@ -79,7 +79,7 @@ impl Watcher {
         let selection = self.selection.clone();
         let (mut lines, mut last) = (String::new(), None);
         for (key, object) in selection.of(&beginning.objects, beginning.last_sent.as_ref()) {
-            lines += &self.event("ADDED", self.shaped(object, now));
+            lines += &event("ADDED", &self.shaped(object, now));
             self.columns = false;
             if lines.len() >= max_bytes {
                 last = Some(key.clone());
@@ -129,7 +129,7 @@ impl Watcher {
             }
         };
         self.columns = false;
-        Some(self.event(kind, object))
+        Some(event(kind, &object))
     }
 
     /// The history has nothing more up to this revision.
@@ -145,7 +145,7 @@ impl Watcher {
 
     /// The last event of a stream that cannot continue.
     pub fn failed(&self, status: &Status) -> String {
-        self.event("ERROR", status.to_json())
+        event("ERROR", &status.to_json().to_string())
     }
 
     fn mark(&self, ends_beginning: bool) -> String {
@@ -158,22 +158,26 @@ impl Watcher {
         if ends_beginning {
             metadata["annotations"] = json!({INITIAL_EVENTS_END: "true"});
         }
-        self.event("BOOKMARK", json!({"kind": kind, "apiVersion": api_version, "metadata": metadata}))
+        let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
+        event("BOOKMARK", &object.to_string())
     }
 
-    fn shaped(&self, object: &Object, now: WallTime) -> Value {
+    /// An object in the requested shape, as JSON.
+    fn shaped(&self, object: &Object, now: WallTime) -> String {
         match self.format {
-            Format::Object => object_json(object, self.resource),
-            Format::Metadata => table::metadata(object, self.resource, "v1"),
+            Format::Object => Document::of(object).to_text(self.resource),
+            Format::Metadata => table::metadata(object, self.resource, "v1").to_string(),
             Format::Table(version) => {
                 let rows = Rows { version, include: self.include, now };
                 let revision = object.meta.revision.to_string();
-                rows.table(self.resource, vec![rows.row(object, self.resource)], self.columns, &revision)
+                let table = rows.table(self.resource, vec![rows.row(object, self.resource)], self.columns, &revision);
+                table.to_string()
             }
         }
     }
+}
 
-    fn event(&self, kind: &str, object: Value) -> String {
-        format!("{}\n", json!({"type": kind, "object": object}))
-    }
+/// The line of an event. `object` is JSON.
+fn event(kind: &str, object: &str) -> String {
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
 }

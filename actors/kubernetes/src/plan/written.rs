@@ -107,12 +107,12 @@ impl<'a> Write<'a> {
 
     /// The leaves of the stored object.
     fn live(&self) -> Leaves {
-        self.old.map(|old| fields::leaves(&object_json(old, self.resource))).unwrap_or_default()
+        self.old.map(|old| fields::leaves(&Document::without_managers(old))).unwrap_or_default()
     }
 
     /// The owners once `document` has replaced the stored object.
     fn managers(&self, document: &Document) -> Vec<FieldManager> {
-        let after = fields::leaves(&document.to_json(self.resource));
+        let after = fields::leaves(document);
         let managers = self.old.map_or(&[][..], |old| &old.meta.managers);
         fields::after_update(managers, self.writer(), &self.live(), &after)
     }
@@ -147,7 +147,7 @@ impl<'a> Write<'a> {
             return Err(Status::invalid(resource, &name, causes));
         }
         let object = self.object(document, managers);
-        let size = object_json(&object, resource).to_string().len();
+        let size = Document::of(&object).to_text(resource).len();
         if size > MAX_OBJECT_BYTES {
             let message = format!("the object has {size} bytes as JSON; at most {MAX_OBJECT_BYTES} are allowed");
             return Err(Status::new(Reason::RequestEntityTooLarge, message));
@@ -318,7 +318,7 @@ fn apply(mut write: Write<'_>, body: &[u8]) -> Result<Plan, Status> {
     if write.old.is_none() && write.named.is_some() {
         return Err(Status::modified(resource, &applied.meta.name));
     }
-    let (live, wanted) = (write.live(), fields::leaves(&applied.to_json(resource)));
+    let (live, wanted) = (write.live(), fields::leaves(&applied));
     let managers = write.old.map_or(&[][..], |old| &old.meta.managers);
     let (after, managers) = fields::after_apply(managers, write.writer(), write.ask.write.force, &live, &wanted)
         .map_err(|causes| Status::owned_by_others(resource, &applied.meta.name, causes))?;
