@@ -34,12 +34,30 @@ impl LogQuota {
     /// # Errors
     /// `too_many_requests` with the time after which they fit; nothing is taken.
     pub fn take(&self, now: Moment, caller: &Principal, bytes: usize) -> Result<(), ErrorBody> {
+        self.of(caller, bytes, |buckets, account, kib| buckets.take_many(now, account, kib))
+    }
+
+    /// Whether they could be taken now. A write that has no room is refused before it costs anything: the text of a large object is
+    /// read, compared and written several times.
+    ///
+    /// # Errors
+    /// Those of [`take`](Self::take).
+    pub fn check(&self, now: Moment, caller: &Principal, bytes: usize) -> Result<(), ErrorBody> {
+        self.of(caller, bytes, |buckets, account, kib| buckets.would_take_many(now, &account, kib))
+    }
+
+    fn of(
+        &self,
+        caller: &Principal,
+        bytes: usize,
+        take: impl FnOnce(&mut Buckets<Principal>, Principal, u32) -> Result<(), Duration>,
+    ) -> Result<(), ErrorBody> {
         if caller.is_operator() || matches!(caller, Principal::Cluster) {
             return Ok(());
         }
         let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.take_many(now, caller.account(), kib).map_err(|wait| {
+        take(&mut buckets, caller.account(), kib).map_err(|wait| {
             let (burst, rate) = (QUOTA.burst / 1024, QUOTA.per_second / 1024);
             let text = format!(
                 "{caller} has reached the per-client limit of bytes written ({burst} MiB at once, {rate} MiB per second after \
@@ -69,7 +87,10 @@ mod tests {
     #[test]
     fn a_refused_caller_learns_when_to_retry() {
         let (quota, now, ann) = (LogQuota::default(), Moment(1), user("ann"));
-        assert_eq!(passed(&quota, now, &ann), 33);
+        assert_eq!(quota.check(now, &ann, LARGE_WRITE_BYTES), Ok(()));
+        assert_eq!(passed(&quota, now, &ann), 33, "a check takes nothing");
+        let checked = quota.check(now, &ann, LARGE_WRITE_BYTES).unwrap_err();
+        assert_eq!(checked, quota.take(now, &ann, LARGE_WRITE_BYTES).unwrap_err());
         let refused = quota.take(now, &ann, LARGE_WRITE_BYTES).unwrap_err();
         assert_eq!(refused.code, ErrorCode::TooManyRequests);
         let later = now + Duration::from_millis(refused.retry_after_ms.unwrap());

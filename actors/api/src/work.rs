@@ -117,7 +117,16 @@ impl Work<'_> {
             return Ok(());
         }
         let bytes = encode_stored(command).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?.len();
-        self.service.log_quota.take(Clock.now(), &self.asked.caller, bytes).inspect_err(|_| {
+        self.counted(self.service.log_quota.take(Clock.now(), &self.asked.caller, bytes))
+    }
+
+    /// API-6, before a command is made of that many bytes.
+    pub fn check_log_quota(&self, bytes: usize) -> Result<(), ErrorBody> {
+        self.counted(self.service.log_quota.check(Clock.now(), &self.asked.caller, bytes))
+    }
+
+    fn counted(&self, quota: Result<(), ErrorBody>) -> Result<(), ErrorBody> {
+        quota.inspect_err(|_| {
             self.service.counters.overloaded.fetch_add(1, Ordering::Relaxed);
         })
     }

@@ -138,34 +138,55 @@ async fn unread_config_maps_are_bounded_if_they_are_long() {
     assert!(read_by_ann(&service, &runtime, &format!("{MAPS}/m001")).await.is_ok());
 }
 
-#[tokio::test]
-async fn write_applied_under_an_earlier_leader_ends_with_final_error() {
-    let request_id = RequestId(5);
-    let mut tables = tables_with_maps(0, 0);
-    let outcome = Outcome { request: RequestId(6), revision: Revision(9), refused: None };
-    // The first attempt met another client's write, the second was applied.
-    tables.outcomes.insert(outcome.request, outcome);
-    let runtime = ManagerRuntime::with(tables, None);
-    let call = KubeCall {
-        method: "PUT".to_owned(),
-        target: LEASE.to_owned(),
-        content_type: None,
-        accept: None,
-        user_agent: None,
-        body: b"{}".to_vec(),
-    };
+/// Ann's write of a lease, on the leader, as the request with this id.
+async fn written(
+    runtime: &ManagerRuntime,
+    service: &Service,
+    id: u128,
+    body: Vec<u8>,
+) -> Result<KubeAnswer, ErrorBody> {
+    let (content_type, accept, user_agent) = (None, None, None);
+    let (method, target) = ("PUT".to_owned(), LEASE.to_owned());
+    let call = KubeCall { method, target, content_type, accept, user_agent, body };
     let asked = OnItsWay {
-        caller: Principal::User("ann".parse().unwrap()),
-        request_id,
+        caller: ann().peer,
+        request_id: RequestId(id),
         deadline: Instant::now() + Duration::from_secs(60),
         request: Asked::Kube(call.clone()),
         applied: Default::default(),
     };
-    let (service, manager) = (runtime.service(), &runtime.ports);
-    let work = Work { service: &service, manager, asked: &asked };
-    let answer = ObjectWrite { work, call: &call }.lead().await;
-    let answer: KubeAnswer = serde_json::from_str(&answer.expect("a final answer")).unwrap();
+    let work = Work { service, manager: &runtime.ports, asked: &asked };
+    let answer = ObjectWrite { work, call: &call }.lead().await?;
+    Ok(serde_json::from_str(&answer).unwrap())
+}
+
+/// The first attempt of request 5 met another client's write, the second was applied.
+fn tables_with_applied_write() -> Tables {
+    let mut tables = tables_with_maps(0, 0);
+    let outcome = Outcome { request: RequestId(6), revision: Revision(9), refused: None };
+    tables.outcomes.insert(outcome.request, outcome);
+    tables
+}
+
+#[tokio::test]
+async fn write_applied_under_an_earlier_leader_ends_with_final_error() {
+    let runtime = ManagerRuntime::with(tables_with_applied_write(), None);
+    let answer = written(&runtime, &runtime.service(), 5, b"{}".to_vec()).await.expect("a final answer");
     assert_eq!((answer.status, answer.retry_after_s), (503, Some(1)));
+}
+
+/// API-6.
+#[tokio::test]
+async fn write_over_the_quota_is_refused_unread() {
+    const MIB: usize = 1 << 20;
+    let runtime = ManagerRuntime::with(tables_with_applied_write(), None);
+    let service = runtime.service();
+    while service.log_quota.take(Clock.now(), &ann().peer, 8 * MIB).is_ok() {}
+    // Its text is malformed.
+    let refused = written(&runtime, &service, 1_000, vec![b'{'; 4 * MIB]).await.unwrap_err();
+    assert_eq!(refused.code, ErrorCode::TooManyRequests);
+    let made = written(&runtime, &service, 5, vec![b'{'; 4 * MIB]).await.expect("a final answer");
+    assert_eq!(made.status, 503, "what may have been made is never said not to be");
 }
 
 #[test]

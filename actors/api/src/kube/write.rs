@@ -67,6 +67,8 @@ impl ObjectWrite<'_> {
                 unknown_outcome("leadership was lost after the write was made and before it was answered").into()
             );
         }
+        // A dry run writes nothing, and costs as much up to there.
+        self.work.check_log_quota(self.call.body.len())?;
         let mut confirmed = false;
         for attempt in 0..MAX_ATTEMPTS {
             // A new plan is a new request.

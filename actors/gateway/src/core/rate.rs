@@ -35,11 +35,11 @@ impl<K: Ord> Buckets<K> {
     }
     /// Whether [`Buckets::take`] would succeed now; otherwise, when.
     pub fn would_take(&self, now: Moment, source: K) -> Result<(), Duration> {
-        let cost = Duration::from_secs(1) / self.rate.per_second.max(1);
-        let depth = cost * self.rate.burst.max(1);
-        let deficit =
-            self.buckets.get(&source).map_or(Duration::ZERO, |bucket| (bucket.full_at.max(now) + cost).since(now));
-        if deficit > depth { Err(deficit - depth) } else { Ok(()) }
+        self.would_take_many(now, &source, 1)
+    }
+    /// Whether [`Buckets::take_many`] would succeed now, if there is room for its source; otherwise, when.
+    pub fn would_take_many(&self, now: Moment, source: &K, tokens: u32) -> Result<(), Duration> {
+        self.full_after(now, source, tokens).map(drop)
     }
     /// Takes one token, or returns when there will be one.
     pub fn take(&mut self, now: Moment, source: K) -> Result<(), Duration> {
@@ -53,16 +53,18 @@ impl<K: Ord> Buckets<K> {
                 return Err(Duration::from_secs(1));
             }
         }
+        let full_at = self.full_after(now, &source, tokens)?;
+        self.buckets.insert(source, Bucket { full_at });
+        Ok(())
+    }
+    /// When the source's bucket would be full again after that take.
+    fn full_after(&self, now: Moment, source: &K, tokens: u32) -> Result<Moment, Duration> {
         let cost = Duration::from_secs(1) / self.rate.per_second.max(1);
         let depth = cost * self.rate.burst.max(1);
-        let bucket = self.buckets.entry(source).or_insert(Bucket { full_at: now });
-        let full_at = bucket.full_at.max(now) + (cost * tokens).min(depth);
+        let full_at = self.buckets.get(source).map_or(now, |bucket| bucket.full_at.max(now));
+        let full_at = full_at + (cost * tokens).min(depth);
         let deficit = full_at.since(now);
-        if deficit > depth {
-            return Err(deficit - depth);
-        }
-        bucket.full_at = full_at;
-        Ok(())
+        if deficit > depth { Err(deficit - depth) } else { Ok(full_at) }
     }
 }
 
@@ -96,6 +98,8 @@ mod tests {
         assert_eq!(buckets.take_many(t, "a", 2), Ok(()));
         let wait = buckets.take_many(t, "a", 2).unwrap_err();
         assert_eq!(wait, Duration::from_millis(100));
+        assert_eq!(buckets.would_take_many(t, &"a", 2), Err(wait));
+        assert_eq!(buckets.would_take_many(t, &"a", 1), Ok(()));
         assert_eq!(buckets.take(t, "a"), Ok(()), "a refused take costs nothing");
         // A request above the bucket size takes a full bucket.
         assert_eq!(buckets.take_many(t, "b", 1_000), Ok(()));
