@@ -3,12 +3,13 @@
 use std::future::Future;
 
 use axum::http::Method;
-use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome};
+use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome, is_denied};
 use muster_messages::wire::{KubeAnswer, Request};
-use muster_messages::{ErrorBody, ErrorCode, Principal, RequestId, Revision};
+use muster_messages::{ErrorBody, ErrorCode, Principal, RequestId, Revision, Tables};
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::core::{audited, object_of, outcome_of};
+use crate::core::{Audited, audited, class_of, object_of, outcome_of};
 use crate::service::{Asked, Service};
 
 impl Service {
@@ -24,18 +25,23 @@ impl Service {
         asked: &Asked,
         work: impl Future<Output = Result<String, ErrorBody>>,
     ) -> Result<String, ErrorBody> {
-        if !self.ports.audit.is_on() {
+        let log = &self.ports.audit;
+        if !log.is_on() {
             return work.await;
         }
-        let (class, draft) = {
-            let manager = self.ports.manager.borrow().clone();
-            let replica = manager.map(|manager| manager.replica.borrow().clone());
-            let what = audited(&asked.request, replica.as_ref().map(|replica| &replica.tables));
-            let request = Some(asked.request_id).filter(|id| *id != RequestId(0));
-            let by = self.effective_caller(&asked.caller);
-            (what.class, Draft { request, by, origin: origin.clone(), verb: what.verb, object: what.object })
-        };
-        let Some(mut line) = self.ports.audit.begin(class, || draft) else { return work.await };
+        let class = self.with_tables(|tables| class_of(&asked.request, tables));
+        if !log.keeps(class) {
+            let result = work.await;
+            let done = result.as_ref().map_or(Ok(Outcome::Done), |answer| outcome_or_refusal(&asked.request, answer));
+            if !result.as_ref().err().or(done.as_ref().err()).is_some_and(is_denied) {
+                return result;
+            }
+            return match log.begin(class, || self.draft(origin, asked)) {
+                Some(line) => line.close(result, done, None).await,
+                None => result,
+            };
+        }
+        let Some(mut line) = log.begin(class, || self.draft(origin, asked)) else { return work.await };
         let result = match line.admit().await {
             Ok(()) => work.await,
             Err(unavailable) => Err(unavailable),
@@ -48,6 +54,18 @@ impl Service {
             }
         }
         line.close(result, done, asked.applied()).await
+    }
+
+    fn with_tables<T>(&self, read: impl FnOnce(Option<&Tables>) -> T) -> T {
+        let manager = self.ports.manager.borrow().clone();
+        let replica = manager.map(|manager| manager.replica.borrow().clone());
+        read(replica.as_ref().map(|replica| &replica.tables))
+    }
+
+    fn draft(&self, origin: &Origin, asked: &Asked) -> Draft {
+        let Audited { verb, object } = self.with_tables(|tables| audited(&asked.request, tables));
+        let request = Some(asked.request_id).filter(|id| *id != RequestId(0));
+        Draft { request, by: self.effective_caller(&asked.caller), origin: origin.clone(), verb, object }
     }
 
     /// The same for an operation that is not a [`Request`] and answers with a secret.
@@ -114,8 +132,9 @@ fn outcome_or_refusal(request: &Request, answer: &str) -> Result<Outcome, ErrorB
     if !matches!(request, Request::Kube(_)) {
         return Ok(outcome_of(request, answer));
     }
-    let Ok(answer) = serde_json::from_str::<KubeAnswer>(answer) else { return Ok(Outcome::Done) };
-    let code = match answer.status {
+    // Nearly every answer is a success, whose body need not be read.
+    let status = serde_json::from_str(answer).map_or(200, |StatusOf { status }| status);
+    let code = match status {
         ..400 => return Ok(Outcome::Done),
         401 => ErrorCode::Unauthenticated,
         403 => ErrorCode::Forbidden,
@@ -125,8 +144,15 @@ fn outcome_or_refusal(request: &Request, answer: &str) -> Result<Outcome, ErrorB
         400..500 => ErrorCode::Invalid,
         500.. => ErrorCode::Internal,
     };
-    let body: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+    let body = serde_json::from_str(answer).map_or_else(|_| String::new(), |answer: KubeAnswer| answer.body);
+    let body: Value = serde_json::from_str(&body).unwrap_or_default();
     Err(ErrorBody::new(code, body["message"].as_str().unwrap_or_default()))
+}
+
+/// The status of a [`KubeAnswer`].
+#[derive(Deserialize)]
+struct StatusOf {
+    status: u16,
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ async fn logged(required: bool) -> (ActorHarness, World, Probe<AuditMsg>) {
         Some(muster_store::apply(tables, at, command))
     });
     let setup = AuditSetup { node, required, reads: false, to: probe.recipient(), state };
-    world.service.ports.audit = AuditLog::new(setup);
+    world.service.ports_mut().audit = AuditLog::new(setup);
     (harness, world, probe)
 }
 

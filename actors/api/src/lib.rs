@@ -26,6 +26,7 @@ mod may_stop;
 mod metrics;
 mod msg;
 mod native;
+mod no_quorum;
 mod ports;
 mod quorum_wait;
 mod reads;

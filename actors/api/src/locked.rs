@@ -64,7 +64,7 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn locked_daemon_answers_status_and_unlock_only() {
         let mut service = service(watch::Sender::new(None).subscribe());
-        service.ports.locked = Some(Arc::new(Fixed));
+        service.ports_mut().locked = Some(Arc::new(Fixed));
         for caller in [Principal::Operator, crate::tests::node(1)] {
             let status = asked(&service, &caller, Request::Status { fresh: false }).await.unwrap();
             assert!(status.contains("\"locked\":true") && status.contains("418"), "{status}");

@@ -57,7 +57,7 @@ impl Reads<'_> {
         }
         let limited = Asked { deadline: began + quorum_wait, ..asked.clone() };
         let forwarded = Writes { work: Work { asked: &limited, ..self.work } };
-        match forwarded.to_leader().await {
+        match Box::pin(forwarded.to_leader()).await {
             Ok(answer) => service.localize(asked, service.quorum_wait.confirmed(answer)),
             Err(error) if fresh || !is_unavailable(error.code) => Err(error),
             Err(_) => self.render_stale(began).await,

@@ -1,5 +1,6 @@
 //! One request in, one answer out, wherever the leader is.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -44,9 +45,13 @@ const MAX_LONG_ANSWERS_PER_CALLER: usize = 16;
 /// script that asks for every node of a cluster at once must retry.
 pub(crate) const MAX_STOP_CHECKS: usize = 16;
 
-/// The API of this process. Cheap to clone.
+/// The API of this process. Cheap to clone: each request has its own.
 #[derive(Clone)]
-pub struct Service {
+pub struct Service(Arc<Parts>);
+
+/// What all requests share.
+#[derive(Clone)]
+pub struct Parts {
     pub(crate) ports: ApiPorts,
     pub(crate) relay: Relay,
     /// Permits for requests that this node forwards unchanged.
@@ -102,6 +107,14 @@ impl Asked {
     }
 }
 
+impl Deref for Service {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
 impl Service {
     /// The API over these ports.
     pub fn new(ports: ApiPorts) -> Self {
@@ -120,7 +133,7 @@ impl Service {
             Arc::new(Counters::default()),
         );
         let refused_tokens = Arc::new(Mutex::new(RefusedTokens::new()));
-        Self {
+        Self(Arc::new(Parts {
             ports,
             relay,
             forwarding,
@@ -135,7 +148,13 @@ impl Service {
             stop_checks: Arc::new(Semaphore::new(MAX_STOP_CHECKS)),
             quorum_wait: Arc::default(),
             log_quota: Arc::default(),
-        }
+        }))
+    }
+
+    /// For a test's own ports.
+    #[cfg(test)]
+    pub(crate) fn ports_mut(&mut self) -> &mut ApiPorts {
+        &mut Arc::make_mut(&mut self.0).ports
     }
 
     /// What this node reports about itself now.
@@ -286,13 +305,16 @@ impl Service {
                 let answer = serde_json::json!({"managers": facts.managers, "root_pem": facts.root_pem, "cluster": facts.cluster});
                 return Ok(answer.to_string());
             }
-            Request::Actors { node, ask } => return ActorRequests { service: self, ask }.answer(asked, node).await,
+            // Large and rare: boxed, so that what each request allocates stays small.
+            Request::Actors { node, ask } => {
+                return Box::pin(ActorRequests { service: self, ask }.answer(asked, node)).await;
+            }
             Request::OpenAdmission => return self.open_admission().await,
             Request::WorkloadExplain { pid } => return self.explain_workloads(asked, &self.facts(), *pid).await,
             _ => {}
         }
         let Some(manager) = manager else {
-            return self.without_manager_runtime(asked, &self.facts()).await;
+            return Box::pin(self.without_manager_runtime(asked, &self.facts())).await;
         };
         let work = Work { service: self, manager: &manager, asked };
         match (&asked.request, kind_of(&asked.request)) {
@@ -426,46 +448,6 @@ impl Service {
     pub(crate) fn manager_runtime_fault(&self) -> Option<String> {
         self.ports.tree.failing("node/manager")
     }
-
-    /// An error that names the managers missing for a quorum.
-    pub(crate) fn no_quorum(&self, manager: &ManagerPorts, why: &str) -> ErrorBody {
-        self.no_quorum_without(&missing_managers(manager), why)
-    }
-
-    pub(crate) fn no_quorum_without(&self, missing: &MissingManagers, why: &str) -> ErrorBody {
-        let MissingManagers { ids, names } = missing;
-        let sentence = if let Some(fault) = self.manager_runtime_fault() {
-            format!("{why}: this node's manager runtime keeps failing ({fault}) and is being restarted")
-        } else if names.is_empty() {
-            format!("{why}: no leader at the moment; retry")
-        } else {
-            format!(
-                "{why}: these managers do not answer: {}; retry while they restart, or start them or restore their network; only if \
-                 they are gone for good, stop this one and start it with `musterd --force-new-cluster` to continue without them",
-                names.join(", ")
-            )
-        };
-        ErrorBody::new(ErrorCode::NoQuorum, sentence)
-            .with_details(&Details::default().with(detail::MISSING, ids).with(detail::MISSING_NAMES, names))
-            .retry_after(Duration::from_millis(500))
-    }
-}
-
-/// The managers whose silence may cost the quorum.
-pub(crate) struct MissingManagers {
-    pub ids: Vec<NodeId>,
-    /// For people: name and address.
-    pub names: Vec<String>,
-}
-
-pub(crate) fn missing_managers(manager: &ManagerPorts) -> MissingManagers {
-    let replica = manager.replica.borrow().clone();
-    let ids = manager.source(&replica).missing();
-    let name = |id: &NodeId| {
-        replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| format!("{} ({})", n.name, n.addr))
-    };
-    let names = ids.iter().map(name).collect();
-    MissingManagers { ids, names }
 }
 
 /// What is logged about a request carries its id, on the node that accepts it and on the leader that carries it out.

@@ -417,7 +417,7 @@ async fn connection_to_a_full_admin_socket_waits() {
     let dir = std::env::temp_dir().join(format!("muster-full-{}", std::process::id()));
     let path = dir.join("sock");
     let mut service = World::new().service;
-    service.ports.limits.socket_connections = 2;
+    service.ports_mut().limits.socket_connections = 2;
     let stage = Stage::set(service, Some(AdminSocket::bind(&path).unwrap())).await;
     let connect = async || Framed::new(UnixStream::connect(&path).await.unwrap());
     let ask = async |client: &mut Framed<UnixStream>| client.send(&call(Request::Contact)).await.unwrap();

@@ -9,9 +9,10 @@ use muster_messages::{
 
 use crate::core::{Kind, kind_of, resolve};
 use crate::lead::Lead;
+use crate::no_quorum::MissingManagers;
 use crate::ports::ManagerPorts;
 use crate::reads::{is_unavailable, not_leading, to_text};
-use crate::service::{Asked, missing_managers};
+use crate::service::Asked;
 use crate::work::Work;
 
 /// A request that the leader answers.
@@ -85,7 +86,7 @@ impl Writes<'_> {
         let known = why.code == ErrorCode::UnknownOutcome;
         let unknown = if known { why.clone() } else { ErrorBody::unknown_outcome(why) };
         let text = format!("{unknown} ({} shows it)", check_command(&self.work.asked.request));
-        let missing = missing_managers(self.work.manager);
+        let missing = MissingManagers::of(self.work.manager);
         let no_quorum = self.work.service.no_quorum_without(&missing, &text);
         let message = if missing.ids.is_empty() { text } else { no_quorum.message.clone() };
         ErrorBody { code: ErrorCode::UnknownOutcome, message, ..no_quorum }

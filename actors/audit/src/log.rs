@@ -91,6 +91,11 @@ impl AuditLog {
         }
     }
 
+    /// Whether an answered request of this class has a line. If not, only its refusal has one, and its draft need not be made before.
+    pub fn keeps(&self, class: Class) -> bool {
+        self.0.as_ref().is_some_and(|inner| inner.keeps(class))
+    }
+
     /// A request begins. `None`: the log is off.
     pub fn begin(&self, class: Class, draft: impl FnOnce() -> Draft) -> Option<Pending> {
         let inner = Arc::clone(self.0.as_ref()?);
@@ -143,9 +148,9 @@ impl Pending {
             Ok(Ok(done)) => (*done, None),
             Ok(Err(error)) | Err(error) => (Outcome::of(error.code), Some(error)),
         };
-        let denied = error.is_some_and(|e| matches!(e.code, ErrorCode::Forbidden | ErrorCode::Unauthenticated));
+        let denied = error.is_some_and(is_denied);
         let Some(draft) = self.draft.take() else { return result };
-        if self.class == Class::Read && !denied && !self.inner.setup.reads {
+        if !denied && !self.inner.keeps(self.class) {
             return result;
         }
         let line = self.line(draft, outcome, error, revision);
@@ -208,7 +213,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         let Some(draft) = self.draft.take() else { return };
-        if self.class == Class::Read && !self.inner.setup.reads {
+        if !self.inner.keeps(self.class) {
             return;
         }
         let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller disconnected before the answer");
@@ -218,11 +223,20 @@ impl Drop for Pending {
 }
 
 impl Inner {
+    fn keeps(&self, class: Class) -> bool {
+        class != Class::Read || self.setup.reads
+    }
+
     fn tell(&self, msg: AuditMsg) {
         if self.setup.to.tell(msg).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+/// Whether the caller lacked the right: a refusal that has a line even if its request would have had none.
+pub fn is_denied(error: &ErrorBody) -> bool {
+    matches!(error.code, ErrorCode::Forbidden | ErrorCode::Unauthenticated)
 }
 
 fn unavailable(why: &str) -> ErrorBody {

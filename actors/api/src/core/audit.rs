@@ -7,6 +7,7 @@ use muster_messages::wire::{
     ActorsAsk, ActorsOf, AutopilotRequest, KubeCall, LeaseRef, LeaseRequest, ReconcilerRequest, Request,
 };
 use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Revision, Role, RootId, Tables, UserKind};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::authorize::{Kind, kind_of, participates};
@@ -15,7 +16,6 @@ use super::resolve::resolve;
 /// A request as the log shows it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Audited {
-    pub class: Class,
     pub verb: String,
     pub object: Object,
 }
@@ -23,7 +23,7 @@ pub struct Audited {
 /// Uses this replica, if there is one: names become ids while the object exists.
 pub fn audited(request: &Request, tables: Option<&Tables>) -> Audited {
     let (verb, object) = described(request, tables);
-    Audited { class: class_of(request, tables), verb, object }
+    Audited { verb, object }
 }
 
 /// The outcome of a request that was answered without an error.
@@ -61,7 +61,8 @@ pub fn object_of(request: &Request, answer: &str) -> Option<String> {
     answer[field].as_str().map(str::to_owned).or_else(|| answer[field].as_u64().map(|number| number.to_string()))
 }
 
-fn class_of(request: &Request, tables: Option<&Tables>) -> Class {
+/// Whether the log may refuse it. Uses this replica, if there is one: who holds a lease decides whether a write renews it.
+pub fn class_of(request: &Request, tables: Option<&Tables>) -> Class {
     match request {
         Request::TokenShow { .. } | Request::AutolockKey { .. } => Class::Secret,
         // Requests that keep the cluster together pass whatever the state of the log.
@@ -100,9 +101,21 @@ fn renews(call: &KubeCall, tables: Option<&Tables>) -> bool {
         return false;
     };
     let key = ObjectKey::lease(path.namespace.unwrap_or_default(), name);
-    let Ok(body) = serde_json::from_slice::<Value>(&call.body) else { return false };
-    let holder = tables.objects.get(&key).and_then(|object| object.lease()?.spec.held_by());
-    holder.is_some() && body["spec"]["holderIdentity"].as_str() == holder
+    let Some(holder) = tables.objects.get(&key).and_then(|object| object.lease()?.spec.held_by()) else { return false };
+    serde_json::from_slice(&call.body)
+        .is_ok_and(|NamesHolder { spec }| spec.holder_identity.is_some_and(|to| to == holder))
+}
+
+/// What a body says about the holder of a lease.
+#[derive(Deserialize)]
+struct NamesHolder {
+    spec: HolderOf,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct HolderOf {
+    holder_identity: Option<String>,
 }
 
 #[derive(Default)]

@@ -66,7 +66,7 @@ async fn autolock_needs_feature_level_3() {
 #[tokio::test]
 async fn locked_daemon_serves_two_paths_over_http() {
     let mut world = World::applying(tables());
-    world.service.ports.locked = Some(std::sync::Arc::new(crate::locked::tests::Fixed));
+    world.service.ports_mut().locked = Some(std::sync::Arc::new(crate::locked::tests::Fixed));
     let by = Principal::Operator;
     assert_eq!(world.http(&by, "GET", "/livez", "").await.0, 200);
     let (status, locked) = world.http(&by, "GET", "/v1/status", "").await;
