@@ -1,6 +1,8 @@
 //! Auditing of requests: around everything answered here, whichever way the request came in.
 
+use std::borrow::Cow;
 use std::future::Future;
+use std::time::Instant;
 
 use axum::http::Method;
 use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome, is_denied};
@@ -30,18 +32,21 @@ impl Service {
             return work.await;
         }
         let class = self.with_tables(|tables| class_of(&asked.request, tables));
+        // Who acts is decided now: the node's manager runtime may start or end meanwhile.
+        let (by, begun) = (self.effective_caller(&asked.caller), Instant::now());
+        let draft = || self.draft((origin, by.as_ref()), asked);
         if !log.keeps(class) {
             let result = work.await;
             let done = result.as_ref().map_or(Ok(Outcome::Done), |answer| outcome_or_refusal(&asked.request, answer));
             if !result.as_ref().err().or(done.as_ref().err()).is_some_and(is_denied) {
                 return result;
             }
-            return match log.begin(class, || self.draft(origin, asked)) {
+            return match log.begun(class, begun, draft) {
                 Some(line) => line.close(result, done, None).await,
                 None => result,
             };
         }
-        let Some(mut line) = log.begin(class, || self.draft(origin, asked)) else { return work.await };
+        let Some(mut line) = log.begun(class, begun, draft) else { return work.await };
         let result = match line.admit().await {
             Ok(()) => work.await,
             Err(unavailable) => Err(unavailable),
@@ -62,10 +67,10 @@ impl Service {
         read(replica.as_ref().map(|replica| &replica.tables))
     }
 
-    fn draft(&self, origin: &Origin, asked: &Asked) -> Draft {
+    fn draft(&self, (origin, by): (&Origin, &Principal), asked: &Asked) -> Draft {
         let Audited { verb, object } = self.with_tables(|tables| audited(&asked.request, tables));
         let request = Some(asked.request_id).filter(|id| *id != RequestId(0));
-        Draft { request, by: self.effective_caller(&asked.caller), origin: origin.clone(), verb, object }
+        Draft { request, by: by.clone(), origin: origin.clone(), verb, object }
     }
 
     /// The same for an operation that is not a [`Request`] and answers with a secret.
@@ -77,7 +82,7 @@ impl Service {
     ) -> Result<T, ErrorBody> {
         let draft = || Draft {
             request: None,
-            by: self.effective_caller(caller),
+            by: self.effective_caller(caller).into_owned(),
             origin: origin.clone(),
             verb: verb.to_owned(),
             object: Object { kind: "cluster", id: None, name: None },
@@ -100,7 +105,7 @@ impl Service {
     ) {
         let draft = || Draft {
             request: None,
-            by: self.effective_caller(caller),
+            by: self.effective_caller(caller).into_owned(),
             origin: origin.clone(),
             verb: method.to_string(),
             object: Object::named("http", path),
@@ -111,10 +116,12 @@ impl Service {
     }
 
     /// The socket of a node without a manager runtime acts as that node.
-    fn effective_caller(&self, caller: &Principal) -> Principal {
+    fn effective_caller<'a>(&self, caller: &'a Principal) -> Cow<'a, Principal> {
         match caller {
-            Principal::Operator if self.ports.manager.borrow().is_none() => Principal::Node((self.ports.facts)().id),
-            caller => caller.clone(),
+            Principal::Operator if self.ports.manager.borrow().is_none() => {
+                Cow::Owned(Principal::Node(self.facts().id))
+            }
+            caller => Cow::Borrowed(caller),
         }
     }
 }
@@ -132,7 +139,7 @@ fn outcome_or_refusal(request: &Request, answer: &str) -> Result<Outcome, ErrorB
     if !matches!(request, Request::Kube(_)) {
         return Ok(outcome_of(request, answer));
     }
-    // Nearly every answer is a success, whose body need not be read.
+    // Nearly every answer is a success, whose body need not be read. What is not an answer of this protocol has no status.
     let status = serde_json::from_str(answer).map_or(200, |StatusOf { status }| status);
     let code = match status {
         ..400 => return Ok(Outcome::Done),

@@ -34,7 +34,7 @@ impl LogQuota {
     /// # Errors
     /// `too_many_requests` with the time after which they fit; nothing is taken.
     pub fn take(&self, now: Moment, caller: &Principal, bytes: usize) -> Result<(), ErrorBody> {
-        self.of(caller, bytes, |buckets, account, kib| buckets.take_many(now, account, kib))
+        self.with_buckets(caller, bytes, |buckets, account, kib| buckets.take_many(now, account, kib))
     }
 
     /// Whether they could be taken now. A write that has no room is refused before it costs anything: the text of a large object is
@@ -43,21 +43,21 @@ impl LogQuota {
     /// # Errors
     /// Those of [`take`](Self::take).
     pub fn check(&self, now: Moment, caller: &Principal, bytes: usize) -> Result<(), ErrorBody> {
-        self.of(caller, bytes, |buckets, account, kib| buckets.would_take_many(now, &account, kib))
+        self.with_buckets(caller, bytes, |buckets, account, kib| buckets.would_take_many(now, &account, kib))
     }
 
-    fn of(
+    fn with_buckets(
         &self,
         caller: &Principal,
         bytes: usize,
-        take: impl FnOnce(&mut Buckets<Principal>, Principal, u32) -> Result<(), Duration>,
+        ask: impl FnOnce(&mut Buckets<Principal>, Principal, u32) -> Result<(), Duration>,
     ) -> Result<(), ErrorBody> {
         if caller.is_operator() || matches!(caller, Principal::Cluster) {
             return Ok(());
         }
         let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        take(&mut buckets, caller.account(), kib).map_err(|wait| {
+        ask(&mut buckets, caller.account(), kib).map_err(|wait| {
             let (burst, rate) = (QUOTA.burst / 1024, QUOTA.per_second / 1024);
             let text = format!(
                 "{caller} has reached the per-client limit of bytes written ({burst} MiB at once, {rate} MiB per second after \

@@ -45,7 +45,7 @@ const MAX_LONG_ANSWERS_PER_CALLER: usize = 16;
 /// script that asks for every node of a cluster at once must retry.
 pub(crate) const MAX_STOP_CHECKS: usize = 16;
 
-/// The API of this process. Cheap to clone: each request has its own.
+/// The API of this process. Cheap to clone: each request holds a clone.
 #[derive(Clone)]
 pub struct Service(Arc<Parts>);
 

@@ -91,15 +91,21 @@ impl AuditLog {
         }
     }
 
-    /// Whether an answered request of this class has a line. If not, only its refusal has one, and its draft need not be made before.
+    /// Whether each request of this class has a line. If not, it has one only if its caller lacks the right ([`is_denied`]), and its draft
+    /// need not be made before that is known.
     pub fn keeps(&self, class: Class) -> bool {
         self.0.as_ref().is_some_and(|inner| inner.keeps(class))
     }
 
     /// A request begins. `None`: the log is off.
     pub fn begin(&self, class: Class, draft: impl FnOnce() -> Draft) -> Option<Pending> {
+        self.begun(class, Instant::now(), draft)
+    }
+
+    /// The same for a request that began then.
+    pub fn begun(&self, class: Class, begun: Instant, draft: impl FnOnce() -> Draft) -> Option<Pending> {
         let inner = Arc::clone(self.0.as_ref()?);
-        Some(Pending { inner, class, begun: Instant::now(), draft: Some(draft()) })
+        Some(Pending { inner, class, begun, draft: Some(draft()) })
     }
 }
 

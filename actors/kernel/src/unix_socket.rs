@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Mode;
+use rustix::fs::{Access as Permission, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::umask;
@@ -91,18 +91,22 @@ impl UnixSocket {
         is_served(path).unwrap_or(false)
     }
 
-    /// Refuses a path that [`bind`](Self::bind) would refuse now. Changes nothing. Never blocks on another process.
+    /// Refuses a path where [`bind`](Self::bind) would fail now. Changes nothing. Never blocks on another process.
     ///
     /// # Errors
-    /// The path is too long, another process serves it, it is another file's, or the operating system refuses it.
+    /// The path is too long, another process serves it, it is another file's, or this process may not create it there.
     pub fn check_vacant(path: &Path, flag: &'static str) -> Result<(), SocketFault> {
-        vacancy(path, flag).map(drop)
+        vacancy(path, flag)?;
+        let existing = path.ancestors().skip(1).find(|dir| dir.as_os_str().is_empty() || dir.exists());
+        let existing = existing.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        rustix::fs::access(existing, Permission::WRITE_OK | Permission::EXEC_OK)
+            .map_err(|errno| SocketFault::Io { path: path.to_owned(), source: errno.into() })
     }
 
     /// Listens at `path`, replacing only a socket that a dead process left there. Blocks.
     ///
     /// # Errors
-    /// Those of [`check_vacant`](Self::check_vacant).
+    /// Those of [`check_vacant`](Self::check_vacant), and whatever else the operating system refuses.
     pub fn bind(path: &Path, flag: &'static str, access: Access) -> Result<Self, SocketFault> {
         let fault = |source| SocketFault::Io { path: path.to_owned(), source };
         if let Vacancy::Abandoned = vacancy(path, flag)? {
@@ -230,6 +234,12 @@ mod tests {
         UnixSocket::check_vacant(&path, FLAG).unwrap();
         assert!(path.exists(), "a check changes nothing");
         drop(UnixSocket::bind(&path, FLAG, Access::Owner).unwrap());
+        UnixSocket::check_vacant(&dir.path().join("not/yet/there/sock"), FLAG).unwrap();
+        let closed = dir.path().join("closed");
+        fs::create_dir(&closed).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
+        let may_create = UnixSocket::check_vacant(&closed.join("not/there/sock"), FLAG).is_ok();
+        assert_eq!(may_create, rustix::process::geteuid().is_root(), "only root may create files there");
         let long = dir.path().join("x".repeat(MAX_SOCKET_PATH_BYTES));
         let refused = UnixSocket::check(&long, FLAG).unwrap_err().to_string();
         assert!(refused.ends_with("choose a shorter one with --socket"), "{refused}");

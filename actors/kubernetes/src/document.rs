@@ -195,7 +195,7 @@ impl Document {
 
     /// The serialized form.
     pub(crate) fn to_json(&self, resource: Resource) -> Value {
-        json(self.shown(resource))
+        to_value(self.shown(resource))
     }
 
     /// The serialized form as text, without a [`Value`] in between: that took a tenth of a leader's time under writes of clients of
@@ -394,7 +394,7 @@ fn take<T: DeserializeOwned + Default>(
 }
 
 /// A document is always valid JSON: keys are texts, and no number is out of range.
-pub(crate) fn json(part: impl Serialize) -> Value {
+pub(crate) fn to_value(part: impl Serialize) -> Value {
     serde_json::to_value(part).unwrap_or_default()
 }
 

@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::{FieldManager, WallTime};
-use serde_json::{Map, Value, json as value};
+use serde_json::{Map, Value, json};
 
-use crate::document::{Document, FENCING_TOKEN, Fields, json};
+use crate::document::{Document, FENCING_TOKEN, Fields, to_value};
 use crate::status::Cause;
 use crate::time::Seconds;
 
@@ -41,25 +41,25 @@ pub(crate) fn leaves(document: &Document) -> Leaves {
         }
     };
     let Document { meta, fields } = document;
-    add(&["metadata", "labels"], json(&meta.labels));
-    add(&["metadata", "annotations"], json(&meta.annotations));
+    add(&["metadata", "labels"], to_value(&meta.labels));
+    add(&["metadata", "annotations"], to_value(&meta.annotations));
     let whole = match fields {
         Fields::Lease(spec) => {
-            add(&["spec"], json(spec));
+            add(&["spec"], to_value(spec));
             None
         }
         Fields::LeaseCandidate(spec) => {
-            add(&["spec"], json(spec));
+            add(&["spec"], to_value(spec));
             None
         }
         Fields::ConfigMap(map) => {
-            add(&["data"], json(&map.data));
-            add(&["binaryData"], json(&map.binary_data));
+            add(&["data"], to_value(&map.data));
+            add(&["binaryData"], to_value(&map.binary_data));
             map.immutable.map(|immutable| ("immutable", immutable.into()))
         }
-        Fields::Endpoints(subsets) => (!subsets.is_empty()).then(|| ("subsets", json(subsets))),
+        Fields::Endpoints(subsets) => (!subsets.is_empty()).then(|| ("subsets", to_value(subsets))),
     };
-    let owners = (!meta.owner_references.is_empty()).then(|| json(&meta.owner_references));
+    let owners = (!meta.owner_references.is_empty()).then(|| to_value(&meta.owner_references));
     let whole = whole.into_iter().chain(owners.map(|owners| ("metadata.ownerReferences", owners)));
     leaves.extend(whole.map(|(path, value)| (path.to_owned(), value)));
     leaves
@@ -238,7 +238,7 @@ pub(crate) fn to_json(managers: &[FieldManager]) -> Value {
             }
         }
         let operation = if entry.applied { "Apply" } else { "Update" };
-        value!({
+        json!({
             "manager": entry.manager, "operation": operation, "apiVersion": entry.api_version,
             "time": Seconds(entry.at).to_string(), "fieldsType": "FieldsV1", "fieldsV1": tree,
         })
@@ -275,25 +275,26 @@ mod tests {
 
     #[test]
     fn leaves_are_what_clients_write() {
-        let metadata = value!({
+        let metadata = json!({
             "name": "x", "uid": "u", "labels": {"app": "a", "a.b/c": "d"},
             "annotations": {"muster.dev/fencing-token": "7", "": "odd"}, "ownerReferences": [{"uid": "o"}],
         });
         let parts = [
-            (SERVED[0], value!({"spec": {"holderIdentity": "me", "strategy": null}}), vec!["spec.holderIdentity"]),
-            (SERVED[2], value!({"spec": {"leaseName": "l", "binaryVersion": ""}}), vec!["spec.leaseName"]),
+            (SERVED[0], json!({"spec": {"holderIdentity": "me", "strategy": null}}), vec!["spec.holderIdentity"]),
+            (SERVED[2], json!({"spec": {"leaseName": "l", "binaryVersion": ""}}), vec!["spec.leaseName"]),
             (
                 SERVED[4],
-                value!({"data": {"k.json": "v"}, "binaryData": {"b": "AA=="}, "immutable": true}),
+                json!({"data": {"k.json": "v"}, "binaryData": {"b": "AA=="}, "immutable": true}),
                 vec!["binaryData.b", "data[\"k.json\"]", "immutable"],
             ),
-            (SERVED[4], value!({}), vec![]),
-            (SERVED[5], value!({"subsets": [{"ports": []}]}), vec!["subsets"]),
-            (SERVED[5], value!({"subsets": []}), vec![]),
+            (SERVED[4], json!({}), vec![]),
+            (SERVED[5], json!({"subsets": [{"ports": []}]}), vec!["subsets"]),
+            (SERVED[5], json!({"subsets": []}), vec![]),
         ];
         for (resource, mut document, own) in parts {
             document["metadata"] = metadata.clone();
-            let document = Document::read(resource, document, &mut Vec::new()).unwrap();
+            let mut document = Document::read(resource, document, &mut Vec::new()).unwrap();
+            document.meta.annotations.insert(FENCING_TOKEN.to_owned(), "7".to_owned());
             let paths: BTreeSet<String> = leaves(&document).into_keys().collect();
             let common = [
                 "metadata.annotations[\"\"]",
@@ -382,7 +383,7 @@ mod tests {
         let entry = writer("me", 1_700_000_000_000).entry(true, fields.map(str::to_owned).into());
         assert_eq!(
             to_json(&[entry]),
-            value!([{
+            json!([{
                 "manager": "me", "operation": "Apply", "apiVersion": "coordination.k8s.io/v1",
                 "time": "2023-11-14T22:13:20Z", "fieldsType": "FieldsV1",
                 "fieldsV1": {"f:metadata": {"f:labels": {"f:a.b/c": {}, "f:app": {}}}, "f:spec": {"f:renewTime": {}}},
@@ -403,8 +404,8 @@ mod tests {
         fn assembled_document_has_the_given_leaves(labels in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5),
                                                    others in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5)) {
             let read = |json| Document::read(SERVED[0], json, &mut Vec::new()).unwrap();
-            let mut document = value!({"metadata": {"name": "x", "labels": labels}});
-            let wanted = leaves(&read(value!({"metadata": {"labels": others}})));
+            let mut document = json!({"metadata": {"name": "x", "labels": labels}});
+            let wanted = leaves(&read(json!({"metadata": {"labels": others}})));
             let before = leaves(&read(document.clone()));
             assemble(&mut document, &before, &wanted);
             let read = read(document);

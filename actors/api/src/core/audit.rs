@@ -8,7 +8,7 @@ use muster_messages::wire::{
 };
 use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Revision, Role, RootId, Tables, UserKind};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::authorize::{Kind, kind_of, participates};
 use super::resolve::resolve;
@@ -101,21 +101,20 @@ fn renews(call: &KubeCall, tables: Option<&Tables>) -> bool {
         return false;
     };
     let key = ObjectKey::lease(path.namespace.unwrap_or_default(), name);
+    // An array is a JSON patch, and a strategic one may delete what it names.
+    let strategic = call.content_type.as_deref().is_some_and(|content| content.contains("strategic"));
+    if strategic || !call.body.trim_ascii_start().starts_with(b"{") {
+        return false;
+    }
     let Some(holder) = tables.objects.get(&key).and_then(|object| object.lease()?.spec.held_by()) else { return false };
     serde_json::from_slice(&call.body)
-        .is_ok_and(|NamesHolder { spec }| spec.holder_identity.is_some_and(|to| to == holder))
+        .is_ok_and(|WithSpec { spec }| spec.get("holderIdentity").is_some_and(|to| to == holder))
 }
 
-/// What a body says about the holder of a lease.
+/// A body as far as it names a lease's holder. A struct would be read from an array, too.
 #[derive(Deserialize)]
-struct NamesHolder {
-    spec: HolderOf,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct HolderOf {
-    holder_identity: Option<String>,
+struct WithSpec {
+    spec: Map<String, Value>,
 }
 
 #[derive(Default)]

@@ -108,6 +108,22 @@ fn kubernetes_renewals_are_reads_and_takeovers_are_not() {
         assert_eq!((class_of(&request, Some(&tables)), what.verb.as_str()), (class, "PUT leases"), "{holder:?}");
         assert_eq!(what.object.name.as_deref(), Some("default/l"));
     }
+    let holder = r#""holderIdentity":"a""#;
+    let patches = [
+        format!(r#"[{{"op":"replace","path":"/spec/holderIdentity","value":"b",{holder}}}]"#),
+        format!(r#"[{{{holder}}}]"#),
+        r#"{"spec":["a"]}"#.to_owned(),
+    ];
+    for patch in &patches {
+        for method in ["PUT", "PATCH"] {
+            assert_eq!(class_of(&kube(method, path, patch), Some(&tables)), Class::Vital, "{method} {patch}");
+        }
+    }
+    let deleting = format!(r#"{{"spec":{{{holder},"$patch":"delete"}}}}"#);
+    let Request::Kube(call) = kube("PATCH", path, &deleting) else { unreachable!() };
+    let strategic = Some("application/strategic-merge-patch+json".to_owned());
+    let call = Request::Kube(KubeCall { content_type: strategic, ..call });
+    assert_eq!(class_of(&call, Some(&tables)), Class::Vital);
 }
 
 #[test]

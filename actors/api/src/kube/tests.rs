@@ -179,14 +179,24 @@ async fn write_applied_under_an_earlier_leader_ends_with_final_error() {
 #[tokio::test]
 async fn write_over_the_quota_is_refused_unread() {
     const MIB: usize = 1 << 20;
-    let runtime = ManagerRuntime::with(tables_with_applied_write(), None);
-    let service = runtime.service();
-    while service.log_quota.take(Clock.now(), &ann().peer, 8 * MIB).is_ok() {}
-    // Its text is malformed.
-    let refused = written(&runtime, &service, 1_000, vec![b'{'; 4 * MIB]).await.unwrap_err();
+    let malformed = || vec![b'{'; 4 * MIB];
+    let over_quota = |tables: Tables, confirmed: Tables| {
+        let runtime = ManagerRuntime::with(tables, Some(confirmed));
+        let service = runtime.service();
+        while service.log_quota.take(Clock.now(), &ann().peer, 8 * MIB).is_ok() {}
+        (runtime, service)
+    };
+    let (runtime, service) = over_quota(tables_with_maps(0, 0), tables_with_maps(0, 0));
+    let refused = written(&runtime, &service, 5, malformed()).await.unwrap_err();
     assert_eq!(refused.code, ErrorCode::TooManyRequests);
-    let made = written(&runtime, &service, 5, vec![b'{'; 4 * MIB]).await.expect("a final answer");
-    assert_eq!(made.status, 503, "what may have been made is never said not to be");
+    let (runtime, service) = over_quota(tables_with_maps(0, 0), tables_with_applied_write());
+    let made = written(&runtime, &service, 5, malformed()).await.expect("a final answer");
+    assert_eq!(made.status, 503, "an earlier attempt is in the log: it is not said that nothing was made");
+    let mut revoked = tables_with_maps(0, 0);
+    revoked.users.clear();
+    let (runtime, service) = over_quota(revoked.clone(), revoked);
+    let denied = written(&runtime, &service, 5, malformed()).await.expect("an answer");
+    assert_eq!(denied.status, 403, "a right that is missing is named first");
 }
 
 #[test]

@@ -59,16 +59,13 @@ impl ObjectWrite<'_> {
         }
         let asked = self.work.asked;
         let mut replica = self.work.local();
-        let attempts = asked.request_id..id(asked, MAX_ATTEMPTS);
-        if replica.tables.has_applied(&asked.caller, attempts) {
-            // An attempt under an earlier leader was applied and its answer lost. A new plan would conflict with that
-            // attempt.
-            return Err(
-                unknown_outcome("leadership was lost after the write was made and before it was answered").into()
-            );
+        self.check_not_applied(&replica)?;
+        if let Err(full) = self.check_quota(&ask, &replica) {
+            // An earlier attempt may be in the log and not applied here yet.
+            let confirmed = self.work.confirmed().await?;
+            self.check_not_applied(&confirmed)?;
+            return Err(full.into());
         }
-        // A dry run writes nothing, and costs as much up to there.
-        self.work.check_log_quota(self.call.body.len())?;
         let mut confirmed = false;
         for attempt in 0..MAX_ATTEMPTS {
             // A new plan is a new request.
@@ -102,12 +99,35 @@ impl ObjectWrite<'_> {
         Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1)).into())
     }
 
-    fn plan(&self, ask: &Ask, replica: &Replica, request_id: RequestId) -> Result<Plan, Status> {
+    /// Refuses a request of which an attempt under an earlier leader was applied and its answer lost: a new plan would conflict with that
+    /// attempt.
+    fn check_not_applied(&self, replica: &Replica) -> Result<(), Status> {
+        let asked = self.work.asked;
+        if !replica.tables.has_applied(&asked.caller, asked.request_id..id(asked, MAX_ATTEMPTS)) {
+            return Ok(());
+        }
+        Err(unknown_outcome("leadership was lost after the write was made and before it was answered"))
+    }
+
+    /// API-6, before the object is read; for a dry run as well, since planning it costs as much. Who may not write learns that, and not
+    /// that the quota is used up.
+    fn check_quota(&self, ask: &Ask, replica: &Replica) -> Result<(), ErrorBody> {
+        match self.check_rights(ask, replica) {
+            Ok(()) => self.work.check_log_quota(self.call.body.len()),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn check_rights(&self, ask: &Ask, replica: &Replica) -> Result<(), Status> {
         let Work { service, asked, .. } = self.work;
         may(Some(&asked.caller), ask, &replica.tables)?;
         let namespace = ask.namespace.as_deref().unwrap_or("*");
         may_write(&replica.tables, &service.ports.limits.node_namespaces, &asked.caller, namespace)
-            .map_err(|_| ask.forbidden(&name_of(&asked.caller)))?;
+            .map_err(|_| ask.forbidden(&name_of(&asked.caller)))
+    }
+
+    fn plan(&self, ask: &Ask, replica: &Replica, request_id: RequestId) -> Result<Plan, Status> {
+        self.check_rights(ask, replica)?;
         let context = Context { now: Clock.wall(), entropy: request_id.0 };
         muster_kubernetes::plan(ask, &self.call.body, &replica.tables, context)
     }
