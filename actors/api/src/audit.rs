@@ -2,16 +2,15 @@
 
 use std::borrow::Cow;
 use std::future::Future;
-use std::time::Instant;
 
 use axum::http::Method;
-use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome, is_denied};
+use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome};
 use muster_messages::wire::{KubeAnswer, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal, RequestId, Revision, Tables};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::core::{Audited, audited, class_of, object_of, outcome_of};
+use crate::core::{class_of, described, object_of, outcome_of};
 use crate::service::{Asked, Service};
 
 impl Service {
@@ -27,26 +26,14 @@ impl Service {
         asked: &Asked,
         work: impl Future<Output = Result<String, ErrorBody>>,
     ) -> Result<String, ErrorBody> {
-        let log = &self.ports.audit;
-        if !log.is_on() {
+        if !self.ports.audit.is_on() {
             return work.await;
         }
         let class = self.with_tables(|tables| class_of(&asked.request, tables));
         // Who acts is decided now: the node's manager runtime may start or end meanwhile.
-        let (by, begun) = (self.effective_caller(&asked.caller), Instant::now());
+        let by = self.effective_caller(&asked.caller);
         let draft = || self.draft((origin, by.as_ref()), asked);
-        if !log.keeps(class) {
-            let result = work.await;
-            let done = result.as_ref().map_or(Ok(Outcome::Done), |answer| outcome_or_refusal(&asked.request, answer));
-            if !result.as_ref().err().or(done.as_ref().err()).is_some_and(is_denied) {
-                return result;
-            }
-            return match log.begun(class, begun, draft) {
-                Some(line) => line.close(result, done, None).await,
-                None => result,
-            };
-        }
-        let Some(mut line) = log.begun(class, begun, draft) else { return work.await };
+        let Some(mut line) = self.ports.audit.begin(class, draft) else { return work.await };
         let result = match line.admit().await {
             Ok(()) => work.await,
             Err(unavailable) => Err(unavailable),
@@ -58,7 +45,7 @@ impl Service {
                 line.object_id(&id);
             }
         }
-        line.close(result, done, asked.applied()).await
+        line.close(result, done, asked.applied(), draft).await
     }
 
     fn with_tables<T>(&self, read: impl FnOnce(Option<&Tables>) -> T) -> T {
@@ -68,7 +55,7 @@ impl Service {
     }
 
     fn draft(&self, (origin, by): (&Origin, &Principal), asked: &Asked) -> Draft {
-        let Audited { verb, object } = self.with_tables(|tables| audited(&asked.request, tables));
+        let (verb, object) = self.with_tables(|tables| described(&asked.request, tables));
         let request = Some(asked.request_id).filter(|id| *id != RequestId(0));
         Draft { request, by: by.clone(), origin: origin.clone(), verb, object }
     }
@@ -92,7 +79,7 @@ impl Service {
             Ok(()) => work.await,
             Err(unavailable) => Err(unavailable),
         };
-        line.close(result, Ok(Outcome::Done), None).await
+        line.close(result, Ok(Outcome::Done), None, draft).await
     }
 
     /// Records a refusal that came before the request was decoded.

@@ -94,6 +94,38 @@ async fn refusals_have_lines_and_plain_reads_have_none() {
     harness.finish().await;
 }
 
+/// A renewal has no line, and its refusal is an answer of its protocol.
+#[tokio::test(start_paused = true)]
+async fn refused_renewal_of_a_kubernetes_client_has_a_line() {
+    let (harness, world, mut probe) = logged(false).await;
+    let key = muster_messages::ObjectKey::lease("default", "l");
+    let spec = muster_messages::LeaseSpec { holder: Some("a".to_owned()), ..Default::default() };
+    let lease = muster_messages::Object {
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        meta: muster_messages::ObjectMeta::fresh(muster_messages::Uid(1)),
+        body: muster_messages::ObjectBody::Lease(muster_messages::Lease { spec, holding: Default::default() }),
+    };
+    world.published.send_modify(|replica| {
+        Arc::make_mut(replica).tables.objects.insert(key, Arc::new(lease));
+    });
+    let renewal = muster_messages::wire::KubeCall {
+        method: "PUT".to_owned(),
+        target: "/apis/coordination.k8s.io/v1/namespaces/default/leases/l".to_owned(),
+        content_type: None,
+        accept: None,
+        user_agent: None,
+        body: br#"{"spec":{"holderIdentity":"a"}}"#.to_vec(),
+    };
+    let stranger = Principal::User("ann".parse().unwrap());
+    let answer = world.service.answer(stranger, call(Request::Kube(renewal))).await.unwrap();
+    assert!(answer.contains("403"), "{answer}");
+    let entry = line(&mut probe).await;
+    assert_eq!((&entry["verb"], &entry["code"]), (&json!("PUT leases"), &json!("forbidden")));
+    assert_eq!((&entry["by"]["id"], &entry["object"]["name"]), (&json!("ann"), &json!("default/l")));
+    harness.finish().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn hanging_required_log_refuses_only_changes_and_secrets() {
     let (harness, world, mut probe) = logged(true).await;

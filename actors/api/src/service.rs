@@ -19,7 +19,7 @@ use tracing::{Instrument, Level, Span};
 
 use crate::actors::ActorRequests;
 use crate::building::Builders;
-use crate::core::{Kind, audited, authorize, kind_of, on_behalf};
+use crate::core::{Kind, authorize, described, kind_of, on_behalf};
 use crate::kube::refused_tokens::RefusedTokens;
 use crate::leases::LeaseRequests;
 use crate::log_quota::LogQuota;
@@ -50,14 +50,13 @@ pub(crate) const MAX_STOP_CHECKS: usize = 16;
 pub struct Service(Arc<Parts>);
 
 /// What all requests share.
-#[derive(Clone)]
 pub struct Parts {
     pub(crate) ports: ApiPorts,
     pub(crate) relay: Relay,
     /// Permits for requests that this node forwards unchanged.
     pub(crate) forwarding: Arc<Semaphore>,
     /// Refused tokens among the requests that this node forwards.
-    refused_tokens: Arc<Mutex<RefusedTokens>>,
+    refused_tokens: Mutex<RefusedTokens>,
     pub(crate) counters: Arc<Counters>,
     /// By caller: requests being worked on, requests that wait for changes, requests that a leader elsewhere works on,
     /// watch streams, and long answers in flight.
@@ -67,9 +66,9 @@ pub struct Parts {
     watching: Shares,
     long: Shares,
     pub(crate) builders: Builders,
-    stop_checks: Arc<Semaphore>,
-    pub(crate) quorum_wait: Arc<crate::quorum_wait::QuorumWait>,
-    pub(crate) log_quota: Arc<LogQuota>,
+    stop_checks: Semaphore,
+    pub(crate) quorum_wait: crate::quorum_wait::QuorumWait,
+    pub(crate) log_quota: LogQuota,
 }
 
 /// The API's counters.
@@ -132,7 +131,7 @@ impl Service {
             Shares::of(MAX_LONG_ANSWERS_PER_CALLER),
             Arc::new(Counters::default()),
         );
-        let refused_tokens = Arc::new(Mutex::new(RefusedTokens::new()));
+        let refused_tokens = Mutex::new(RefusedTokens::new());
         Self(Arc::new(Parts {
             ports,
             relay,
@@ -145,16 +144,16 @@ impl Service {
             watching,
             long,
             builders: Builders::default(),
-            stop_checks: Arc::new(Semaphore::new(MAX_STOP_CHECKS)),
-            quorum_wait: Arc::default(),
-            log_quota: Arc::default(),
+            stop_checks: Semaphore::new(MAX_STOP_CHECKS),
+            quorum_wait: crate::quorum_wait::QuorumWait::default(),
+            log_quota: LogQuota::default(),
         }))
     }
 
     /// For a test's own ports.
     #[cfg(test)]
     pub(crate) fn ports_mut(&mut self) -> &mut ApiPorts {
-        &mut Arc::make_mut(&mut self.0).ports
+        &mut Arc::get_mut(&mut self.0).expect("no request holds it").ports
     }
 
     /// What this node reports about itself now.
@@ -463,7 +462,7 @@ fn log_answer(origin: &Origin, asked: &Asked, result: &Result<String, ErrorBody>
     if asked.request_id == RequestId(0) || !tracing::enabled!(Level::DEBUG) {
         return;
     }
-    let verb = audited(&asked.request, None).verb;
+    let (verb, _) = described(&asked.request, None);
     let code = result.as_ref().err().map(|error| error.code);
     let forwarder = origin.forwarder.map(tracing::field::display);
     tracing::debug!(%verb, by = %asked.caller, forwarder, code = code.map(tracing::field::debug), "API request answered");

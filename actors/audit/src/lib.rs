@@ -14,7 +14,7 @@ mod spec;
 
 pub use self::core::{AuditState, Entry, Object, Origin, Outcome, Via};
 pub use self::file::{FileConfig, LogFile, Sink};
-pub use self::log::{AuditLog, AuditSetup, Class, Draft, Pending, is_denied};
+pub use self::log::{AuditLog, AuditSetup, Class, Draft, Pending};
 pub use self::msg::Msg;
 pub use self::ports::AuditPorts;
 pub use self::spec::{audit_address, audit_spec};

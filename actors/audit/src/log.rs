@@ -91,21 +91,12 @@ impl AuditLog {
         }
     }
 
-    /// Whether each request of this class has a line. If not, it has one only if its caller lacks the right ([`is_denied`]), and its draft
-    /// need not be made before that is known.
-    pub fn keeps(&self, class: Class) -> bool {
-        self.0.as_ref().is_some_and(|inner| inner.keeps(class))
-    }
-
-    /// A request begins. `None`: the log is off.
+    /// A request begins. `None`: the log is off. The draft is made now if each request of the class has a line; otherwise only a refusal
+    /// for lack of rights has one, and [`Pending::close`] makes it.
     pub fn begin(&self, class: Class, draft: impl FnOnce() -> Draft) -> Option<Pending> {
-        self.begun(class, Instant::now(), draft)
-    }
-
-    /// The same for a request that began then.
-    pub fn begun(&self, class: Class, begun: Instant, draft: impl FnOnce() -> Draft) -> Option<Pending> {
         let inner = Arc::clone(self.0.as_ref()?);
-        Some(Pending { inner, class, begun, draft: Some(draft()) })
+        let draft = (class != Class::Read || inner.setup.reads).then(draft);
+        Some(Pending { inner, class, begun: Instant::now(), draft })
     }
 }
 
@@ -143,22 +134,20 @@ impl Pending {
     }
 
     /// Writes the line, and returns the answer if it may be given. `done`: the outcome of an answer that is not an error here; in
-    /// another protocol it may be one.
+    /// another protocol it may be one. `draft`: for a line that was not expected.
     pub async fn close<T>(
         mut self,
         result: Result<T, ErrorBody>,
         done: Result<Outcome, ErrorBody>,
         revision: Option<Revision>,
+        draft: impl FnOnce() -> Draft,
     ) -> Result<T, ErrorBody> {
         let (outcome, error) = match result.as_ref().map(|_| &done) {
             Ok(Ok(done)) => (*done, None),
             Ok(Err(error)) | Err(error) => (Outcome::of(error.code), Some(error)),
         };
-        let denied = error.is_some_and(is_denied);
-        let Some(draft) = self.draft.take() else { return result };
-        if !denied && !self.inner.keeps(self.class) {
-            return result;
-        }
+        let denied = error.is_some_and(|e| matches!(e.code, ErrorCode::Forbidden | ErrorCode::Unauthenticated));
+        let Some(draft) = self.draft.take().or_else(|| denied.then(draft)) else { return result };
         let line = self.line(draft, outcome, error, revision);
         // A refusal had no effect, and may be answered without its line.
         if error.is_some() || !self.is_guarded() {
@@ -219,9 +208,6 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         let Some(draft) = self.draft.take() else { return };
-        if !self.inner.keeps(self.class) {
-            return;
-        }
         let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller disconnected before the answer");
         let line = self.line(draft, Outcome::UnknownOutcome, Some(&why), None);
         self.inner.tell(AuditMsg::Record { line, reply: None });
@@ -229,20 +215,11 @@ impl Drop for Pending {
 }
 
 impl Inner {
-    fn keeps(&self, class: Class) -> bool {
-        class != Class::Read || self.setup.reads
-    }
-
     fn tell(&self, msg: AuditMsg) {
         if self.setup.to.tell(msg).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
-}
-
-/// Whether the caller lacked the right: a refusal that has a line even if its request would have had none.
-pub fn is_denied(error: &ErrorBody) -> bool {
-    matches!(error.code, ErrorCode::Forbidden | ErrorCode::Unauthenticated)
 }
 
 fn unavailable(why: &str) -> ErrorBody {

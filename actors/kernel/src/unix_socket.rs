@@ -97,9 +97,10 @@ impl UnixSocket {
     /// The path is too long, another process serves it, it is another file's, or this process may not create it there.
     pub fn check_vacant(path: &Path, flag: &'static str) -> Result<(), SocketFault> {
         vacancy(path, flag)?;
-        let existing = path.ancestors().skip(1).find(|dir| dir.as_os_str().is_empty() || dir.exists());
-        let existing = existing.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        rustix::fs::access(existing, Permission::WRITE_OK | Permission::EXEC_OK)
+        let here = Path::new(".");
+        let directories = path.ancestors().skip(1).map(|dir| if dir.as_os_str().is_empty() { here } else { dir });
+        let existing = directories.into_iter().find(|dir| dir.exists());
+        rustix::fs::access(existing.unwrap_or(here), Permission::WRITE_OK | Permission::EXEC_OK)
             .map_err(|errno| SocketFault::Io { path: path.to_owned(), source: errno.into() })
     }
 

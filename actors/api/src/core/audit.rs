@@ -13,19 +13,6 @@ use serde_json::{Map, Value};
 use super::authorize::{Kind, kind_of, participates};
 use super::resolve::resolve;
 
-/// A request as the log shows it.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Audited {
-    pub verb: String,
-    pub object: Object,
-}
-
-/// Uses this replica, if there is one: names become ids while the object exists.
-pub fn audited(request: &Request, tables: Option<&Tables>) -> Audited {
-    let (verb, object) = described(request, tables);
-    Audited { verb, object }
-}
-
 /// The outcome of a request that was answered without an error.
 pub fn outcome_of(request: &Request, answer: &str) -> Outcome {
     let takes_time = matches!(
@@ -138,7 +125,8 @@ fn kube_path(target: &str) -> KubePath {
     KubePath { resource: segments.next(), namespace, name: segments.next() }
 }
 
-fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
+/// A request's verb and object, as the log shows them. Uses this replica, if there is one: names become ids while the object exists.
+pub fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
     let node = |reference: &str| node_object(reference, tables);
     let default_token = |role: &Role| {
         let token = tables.and_then(|tables| tables.default_token(*role));

@@ -37,11 +37,11 @@ fn kube(method: &str, target: &str, body: &str) -> Request {
 fn nodes_are_named_by_id_and_name_where_they_are_known() {
     let request = Request::SetRole { node: "n4".to_owned(), role: Role::Manager };
     let tables = tables();
-    let what = audited(&request, Some(&tables));
+    let (shown, object) = described(&request, Some(&tables));
     let id = NodeId::from_entropy(4).to_string();
-    assert_eq!((class_of(&request, Some(&tables)), what.verb.as_str()), (Class::Change, "node.promote"));
-    assert_eq!(what.object, Object { kind: "node", id: Some(id), name: Some("n4".to_owned()) });
-    assert_eq!(audited(&request, None).object, Object::named("node", "n4"));
+    assert_eq!((class_of(&request, Some(&tables)), shown.as_str()), (Class::Change, "node.promote"));
+    assert_eq!(object, Object { kind: "node", id: Some(id), name: Some("n4".to_owned()) });
+    assert_eq!(described(&request, None).1, Object::named("node", "n4"));
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn audit_names_tokens_only_by_id() {
     let tables = tables();
     let show = Request::TokenShow { role: Role::Worker };
     assert_eq!(class_of(&show, Some(&tables)), Class::Secret);
-    assert_eq!(audited(&show, Some(&tables)).object.id.as_deref(), Some("default-worker"));
-    let revoke = |id: &str| audited(&Request::TokenRevoke { id: id.to_owned() }, Some(&tables)).object.id;
+    assert_eq!(described(&show, Some(&tables)).1.id.as_deref(), Some("default-worker"));
+    let revoke = |id: &str| described(&Request::TokenRevoke { id: id.to_owned() }, Some(&tables)).1.id;
     assert_eq!(revoke("default-worker").as_deref(), Some("default-worker"));
     assert_eq!(revoke("s3cret"), None, "text that is not an id may be the token itself");
     let create = Request::TokenCreate { role: Role::Worker, ttl_ms: None, uses: None };
@@ -104,9 +104,9 @@ fn kubernetes_renewals_are_reads_and_takeovers_are_not() {
     let all = [(r#""a""#, Class::Read), (r#""b""#, Class::Vital), (r#""""#, Class::Vital), ("null", Class::Vital)];
     for (holder, class) in all.into_iter().chain([("7", Class::Vital), (twice, Class::Vital)]) {
         let request = kube("PUT", path, &body(holder));
-        let what = audited(&request, Some(&tables));
-        assert_eq!((class_of(&request, Some(&tables)), what.verb.as_str()), (class, "PUT leases"), "{holder:?}");
-        assert_eq!(what.object.name.as_deref(), Some("default/l"));
+        let (shown, object) = described(&request, Some(&tables));
+        assert_eq!((class_of(&request, Some(&tables)), shown.as_str()), (class, "PUT leases"), "{holder:?}");
+        assert_eq!(object.name.as_deref(), Some("default/l"));
     }
     let holder = r#""holderIdentity":"a""#;
     let patches = [
@@ -152,9 +152,9 @@ fn steps_of_a_rotation_name_their_root() {
         (Request::RootRotate { prepare: true, compromised: false }, "root.rotate", None),
         (Request::RootRotate { prepare: false, compromised: true }, "root.rotate_compromised", None),
     ] {
-        let what = audited(&request, None);
-        assert_eq!((class_of(&request, None), what.verb.as_str()), (Class::Change, verb));
-        assert_eq!((what.object.kind, &what.object.id), ("root", &known), "{verb}");
+        let (shown, object) = described(&request, None);
+        assert_eq!((class_of(&request, None), shown.as_str()), (Class::Change, verb));
+        assert_eq!((object.kind, &object.id), ("root", &known), "{verb}");
         let answered = object_of(&request, r#"{"root":"abababababababab","changed":true}"#);
         assert_eq!(known.or(answered), id, "{verb}");
         assert_eq!(object_of(&request, r#"{"root":null,"changed":false}"#), None, "{verb}");
@@ -173,13 +173,13 @@ fn changes_of_the_unlock_key_name_its_version() {
         (Request::AutolockKey { version: None }, "autolock.key", Class::Secret, None),
         (Request::AutolockKey { version }, "autolock.key", Class::Secret, Some("7")),
     ] {
-        let what = audited(&request, None);
-        assert_eq!((class_of(&request, None), what.verb.as_str()), (class, verb));
+        let (shown, object) = described(&request, None);
+        assert_eq!((class_of(&request, None), shown.as_str()), (class, verb));
         if class != Class::Read {
-            assert_eq!((what.object.kind, what.object.id.as_deref()), ("unlock_key", known), "{verb}");
+            assert_eq!((object.kind, object.id.as_deref()), ("unlock_key", known), "{verb}");
             assert_eq!(object_of(&request, r#"{"version":9,"key":"MUSTER-1-x"}"#).as_deref(), Some("9"), "{verb}");
         }
     }
-    let unlock = audited(&Request::Unlock { key, version }, None);
-    assert_eq!((unlock.verb.as_str(), unlock.object.id.as_deref()), ("unlock", Some("7")));
+    let (shown, object) = described(&Request::Unlock { key, version }, None);
+    assert_eq!((shown.as_str(), object.id.as_deref()), ("unlock", Some("7")));
 }

@@ -14,7 +14,7 @@ mod scopes;
 mod scrape;
 mod views;
 
-pub use self::audit::{Audited, audited, class_of, object_of, outcome_of};
+pub use self::audit::{class_of, described, object_of, outcome_of};
 pub use self::authorize::{
     Kind, NO_IDENTITY, authorize, caller_is_read_only, check_lease_name, kind_of, may_access, may_write,
 };
