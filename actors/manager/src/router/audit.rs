@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use muster_audit::{AuditLog, Outcome, Pending};
+use muster_audit::{AuditLog, Outcome};
 use muster_messages::ErrorBody;
 
 use super::core::audit::Line;
@@ -13,16 +13,11 @@ pub async fn written(
     line: Option<Line>,
     work: impl Future<Output = Result<Vec<u8>, ErrorBody>>,
 ) -> Result<Vec<u8>, ErrorBody> {
-    match line.and_then(|Line { class, draft }| log.begin(class, || draft)) {
-        Some(line) => close(line, work).await,
-        None => work.await,
-    }
-}
-
-async fn close(line: Pending, work: impl Future<Output = Result<Vec<u8>, ErrorBody>>) -> Result<Vec<u8>, ErrorBody> {
-    let result = match line.admit().await {
+    let Some(Line { class, draft }) = line else { return work.await };
+    let Some(pending) = log.begin(class, || draft.clone()) else { return work.await };
+    let result = match pending.admit().await {
         Ok(()) => work.await,
         Err(unavailable) => Err(unavailable),
     };
-    line.close(result, Ok(Outcome::Done), None).await
+    pending.close(result, Ok(Outcome::Done), None, || draft).await
 }
