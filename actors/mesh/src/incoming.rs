@@ -26,7 +26,7 @@ use crate::offences::Offences;
 use crate::session::{MAX_QUEUED_BYTES, MAX_UNHANDLED_BYTES, Session, Sessions};
 use crate::wiring::MeshWiring;
 
-/// Unanswered calls of one peer: twice its window.
+/// Unanswered calls of one peer: more than both of its windows.
 const MAX_OPEN_CALLS: u64 = 128;
 /// And their bytes: half of what closes the read gate. Raft's answers use the same session, and a forwarded write waits for
 /// them: calls alone must never stop reading.

@@ -21,7 +21,7 @@ use crate::core::call_end::{Consequence, End, Notice, consequence};
 use crate::core::links::SessionNumber;
 use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
 use crate::core::peer_session::{Announced, Relink, relink};
-use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Windows};
+use crate::core::windows::{CHECK_DEADLINE, CallClass, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Windows};
 use crate::msg::{PeerMsg, PeerStarted};
 use crate::peer_call::{CallContent, Link, check, not_sent, send};
 use crate::raft_reports::RaftReports;
@@ -114,10 +114,12 @@ impl PeerShell {
             self.announce_member_id(cx, &link, Some(from));
             self.send(cx, &link, message, PIECE_DEADLINE, CallContent::Piece(transfer, cx.now()));
         }
-        while self.may_send(&link, Kind::Call)
-            && let Some((until, Call { call, reply })) = self.calls.pop()
-        {
-            self.send(cx, &link, PeerMessage::Call(*call), until.since(cx.now()), CallContent::Call(reply));
+        for class in CallClass::ALL {
+            while self.may_send(&link, Kind::Call(class))
+                && let Some((until, Call { call, reply })) = self.calls.pop(class)
+            {
+                self.send(cx, &link, PeerMessage::Call(*call), until.since(cx.now()), CallContent::Call(class, reply));
+            }
         }
     }
 
@@ -140,7 +142,7 @@ impl PeerShell {
             Ok(()) => self.windows.sent(kind),
             Err(CallContent::Raft(member_ids)) => self.reports.unreachable(member_ids),
             Err(CallContent::Piece(..)) => self.snapshot_lost("the session ended"),
-            Err(CallContent::Call(reply)) => {
+            Err(CallContent::Call(_, reply)) => {
                 let _gone = reply.send(Err(not_sent()));
             }
             Err(_) => link.session.end(EndReason::Closed),
@@ -164,7 +166,7 @@ impl PeerShell {
         match (notice, what) {
             (Notice::Unreachable, CallContent::Raft(member_ids)) => self.reports.unreachable(member_ids),
             (Notice::PieceEnded, CallContent::Piece(transfer, sent)) => self.piece_done(now, (transfer, sent), end),
-            (Notice::Result, CallContent::Call(reply)) => {
+            (Notice::Result, CallContent::Call(_, reply)) => {
                 let _gone = reply.send(end.result_of(self.node));
             }
             _ => {}
@@ -172,10 +174,11 @@ impl PeerShell {
     }
 
     fn ask(&mut self, cx: &Cx<PeerMsg>, deadline: Duration, call: Call) {
-        if self.calls.take(cx.now(), self.link.is_some(), deadline, call) {
+        let class = CallClass::of(&call.call);
+        if self.calls.take(cx.now(), self.link.is_some(), deadline, (class, call)) {
             self.pump(cx);
             // It waits behind others, or for room in the session's queue.
-            if let Some(until) = self.calls.newest() {
+            if let Some(until) = self.calls.newest(class) {
                 cx.after(until.since(cx.now()), PeerMsg::Overdue);
             }
         }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::core::call_end::End;
 use crate::core::outgoing::TransferNumber;
-use crate::core::windows::Kind;
+use crate::core::windows::{CallClass, Kind};
 use crate::endpoint::EndpointMsg;
 use crate::msg::PeerMsg;
 use crate::session::Session;
@@ -35,7 +35,7 @@ pub enum CallContent {
     IdentityBindings,
     /// Its transfer, and when it was sent.
     Piece(TransferNumber, Moment),
-    Call(Reply<Result<Vec<u8>, ErrorBody>>),
+    Call(CallClass, Reply<Result<Vec<u8>, ErrorBody>>),
 }
 
 impl CallContent {
@@ -47,7 +47,7 @@ impl CallContent {
             CallContent::Membership => Kind::MemberId,
             CallContent::IdentityBindings => Kind::IdentityBindings,
             CallContent::Piece(..) => Kind::Piece,
-            CallContent::Call(_) => Kind::Call,
+            CallContent::Call(class, _) => Kind::Call(*class),
         }
     }
 }

@@ -96,7 +96,7 @@ pub fn consequence(kind: Kind, end: &End, suspicion: Option<Suspicion>) -> Conse
         Kind::Raft if !end.is_taken() => Notice::Unreachable,
         // The transfer of an earlier session has ended with it.
         Kind::Piece if suspicion.is_some() => Notice::PieceEnded,
-        Kind::Call => Notice::Result,
+        Kind::Call(_) => Notice::Result,
         Kind::Raft | Kind::Piece | Kind::Check(_) | Kind::MemberId | Kind::IdentityBindings => Notice::None,
     };
     let session_ends = suspicion.and_then(|suspicion| session_end(kind, end, suspicion));
@@ -113,7 +113,7 @@ fn session_end(kind: Kind, end: &End, suspicion: Suspicion) -> Option<SessionEnd
         (Kind::MemberId, _) => Some(SessionEnd::MemberIdRejected),
         // The peer may accept a process that this manager does not: the next session begins with the bindings.
         (Kind::IdentityBindings, _) => Some(SessionEnd::Unanswered),
-        (Kind::Raft | Kind::Check(_) | Kind::Piece | Kind::Call, _) => None,
+        (Kind::Raft | Kind::Check(_) | Kind::Piece | Kind::Call(_), _) => None,
     }
 }
 
@@ -122,9 +122,11 @@ mod tests {
     use muster_messages::{ErrorMark, Moment};
 
     use super::*;
+    use crate::core::windows::CallClass;
 
     const CHECK: Kind = Kind::Check(Moment(7));
-    const KINDS: [Kind; 6] = [Kind::Raft, CHECK, Kind::MemberId, Kind::IdentityBindings, Kind::Piece, Kind::Call];
+    const CALL: Kind = Kind::Call(CallClass::Client);
+    const KINDS: [Kind; 6] = [Kind::Raft, CHECK, Kind::MemberId, Kind::IdentityBindings, Kind::Piece, CALL];
 
     fn taken() -> End {
         End::Answered(PeerReply::Taken)
@@ -154,7 +156,7 @@ mod tests {
             (Kind::MemberId, unless_taken(MemberIdRejected), [Notice::None; 5]),
             (Kind::IdentityBindings, unless_taken(Unanswered), [Notice::None; 5]),
             (Kind::Piece, NEVER, [Notice::PieceEnded; 5]),
-            (Kind::Call, NEVER, [Notice::Result; 5]),
+            (CALL, NEVER, [Notice::Result; 5]),
         ] {
             for ((end, session_ends), notice) in ends().iter().zip(endings).zip(notices) {
                 let expected = Consequence { checks: false, session_ends, notice };
@@ -175,7 +177,7 @@ mod tests {
             assert_eq!((checks, session_ends), (false, None), "{kind:?} {end:?}");
             let expected = match kind {
                 Kind::Raft if end != taken() => Notice::Unreachable,
-                Kind::Call => Notice::Result,
+                Kind::Call(_) => Notice::Result,
                 _ => Notice::None,
             };
             assert_eq!(notice, expected, "{kind:?} {end:?}");

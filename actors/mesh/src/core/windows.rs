@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use muster_messages::Moment;
+use muster_messages::wire::PeerCall;
 use serde_json::{Value, json};
 
 use super::call_end::End;
@@ -22,12 +23,36 @@ use super::pace::Pace;
 pub const RAFT_WINDOW: usize = 8;
 /// Their answers mean only "in the mailbox", which takes a running process milliseconds.
 pub const RAFT_DEADLINE: Duration = Duration::from_secs(5);
-/// Unanswered calls to services; more wait.
-pub const CALL_WINDOW: usize = 64;
+/// Unanswered calls to services for clients; more wait.
+pub const CLIENT_CALL_WINDOW: usize = 64;
+/// Those for Muster's own actors and for operators.
+pub const OWN_CALL_WINDOW: usize = 32;
 pub const PIECE_DEADLINE: Duration = Duration::from_secs(10);
 /// The deadline of the check that precedes the end of a session whose peer seems stuck. If this process notices its end only after
 /// twice that time, it was late itself.
 pub const CHECK_DEADLINE: Duration = Duration::from_secs(1);
+
+/// For whom a call to a service is made. Each class has a window of its own: clients' calls may take the leader long, and a certificate, a
+/// membership, or an operator's request must not wait behind hundreds of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallClass {
+    /// One of Muster's own actors, or an operator.
+    Own,
+    /// A node, a user, or a client without a certificate.
+    Client,
+}
+
+impl CallClass {
+    /// Those of a process's own work first.
+    pub const ALL: [CallClass; 2] = [CallClass::Own, CallClass::Client];
+
+    pub fn of(call: &PeerCall) -> Self {
+        match call {
+            PeerCall::Api { caller, .. } if !caller.is_operator() => CallClass::Client,
+            _ => CallClass::Own,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -39,7 +64,7 @@ pub enum Kind {
     Check(Moment),
     Piece,
     /// A call to a service.
-    Call,
+    Call(CallClass),
 }
 
 /// What the missing answer to a call says of the peer.
@@ -55,7 +80,8 @@ pub enum Suspicion {
 pub struct Windows {
     raft: usize,
     pieces: usize,
-    calls: usize,
+    own_calls: usize,
+    client_calls: usize,
     pace: Pace,
     answered_at: Moment,
     /// When the current check was sent. `None`: the peer has answered since, or no check was needed.
@@ -65,7 +91,16 @@ pub struct Windows {
 
 impl Default for Windows {
     fn default() -> Self {
-        Self { raft: 0, pieces: 0, calls: 0, pace: Pace::default(), answered_at: Moment(0), check: None, timed_out: 0 }
+        Self {
+            raft: 0,
+            pieces: 0,
+            own_calls: 0,
+            client_calls: 0,
+            pace: Pace::default(),
+            answered_at: Moment(0),
+            check: None,
+            timed_out: 0,
+        }
     }
 }
 
@@ -115,7 +150,7 @@ impl Windows {
         let limit = match kind {
             Kind::Raft | Kind::MemberId | Kind::IdentityBindings | Kind::Check(_) => RAFT_DEADLINE,
             Kind::Piece => PIECE_DEADLINE,
-            Kind::Call => return Suspicion::None,
+            Kind::Call(_) => return Suspicion::None,
         };
         self.timed_out += 1;
         if now.since(self.answered_at) < limit {
@@ -140,12 +175,18 @@ impl Windows {
             Kind::Raft => (self.raft, RAFT_WINDOW),
             Kind::MemberId | Kind::IdentityBindings | Kind::Check(_) => (0, usize::MAX),
             Kind::Piece => (self.pieces, self.pace.window()),
-            Kind::Call => (self.calls, CALL_WINDOW),
+            Kind::Call(CallClass::Own) => (self.own_calls, OWN_CALL_WINDOW),
+            Kind::Call(CallClass::Client) => (self.client_calls, CLIENT_CALL_WINDOW),
         }
     }
     /// For the live tree.
     pub fn view(&self) -> Value {
-        json!({"raft": self.of(Kind::Raft), "calls": self.of(Kind::Call), "pieces": self.of(Kind::Piece)})
+        json!({
+            "raft": self.of(Kind::Raft),
+            "calls": self.of(Kind::Call(CallClass::Own)),
+            "client_calls": self.of(Kind::Call(CallClass::Client)),
+            "pieces": self.of(Kind::Piece),
+        })
     }
     /// Calls other than to services that the peer did not answer in time.
     pub fn unanswered(&self) -> u64 {
@@ -157,14 +198,16 @@ impl Windows {
             Kind::Raft => Some(&mut self.raft),
             Kind::MemberId | Kind::IdentityBindings | Kind::Check(_) => None,
             Kind::Piece => Some(&mut self.pieces),
-            Kind::Call => Some(&mut self.calls),
+            Kind::Call(CallClass::Own) => Some(&mut self.own_calls),
+            Kind::Call(CallClass::Client) => Some(&mut self.client_calls),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::wire::PeerReply;
+    use muster_messages::wire::{PeerReply, Request};
+    use muster_messages::{NodeId, Principal, RequestId};
 
     use super::*;
 
@@ -173,7 +216,12 @@ mod tests {
     #[test]
     fn a_window_has_room_again_when_a_call_ended() {
         let mut windows = Windows::default();
-        for (kind, window) in [(Kind::Raft, RAFT_WINDOW), (Kind::Piece, 1), (Kind::Call, CALL_WINDOW)] {
+        for (kind, window) in [
+            (Kind::Raft, RAFT_WINDOW),
+            (Kind::Piece, 1),
+            (Kind::Call(CallClass::Client), CLIENT_CALL_WINDOW),
+            (Kind::Call(CallClass::Own), OWN_CALL_WINDOW),
+        ] {
             for _ in 0..window {
                 assert!(windows.has_room(kind), "{kind:?}");
                 windows.sent(kind);
@@ -185,6 +233,20 @@ mod tests {
         for kind in [Kind::MemberId, Kind::IdentityBindings, Kind::Check(at(1))] {
             windows.sent(kind);
             assert!(windows.has_room(kind));
+        }
+    }
+
+    #[test]
+    fn only_requests_of_clients_are_calls_of_clients() {
+        let request = Request::NodeList { fresh: true };
+        let by = |caller| PeerCall::Api { caller, request_id: RequestId(1), timeout_ms: 1, request: request.clone() };
+        let name = || "ann".parse().expect("a name");
+        let clients = [Principal::User(name()), Principal::Reader(name()), Principal::Anonymous];
+        for caller in clients.into_iter().chain([Principal::Node(NodeId::from_entropy(1))]) {
+            assert_eq!(CallClass::of(&by(caller.clone())), CallClass::Client, "{caller}");
+        }
+        for call in [by(Principal::Operator), by(Principal::Admin(name())), PeerCall::Clock] {
+            assert_eq!(CallClass::of(&call), CallClass::Own, "{call:?}");
         }
     }
 
@@ -218,7 +280,7 @@ mod tests {
         assert_eq!(windows.timed_out(at(16), Kind::Piece), Suspicion::None);
         assert_eq!(windows.timed_out(at(17), Kind::Piece), Suspicion::Check);
         assert_eq!(windows.timed_out(at(18), Kind::Check(at(17))), Suspicion::Stuck);
-        assert_eq!(windows.timed_out(at(1000), Kind::Call), Suspicion::None);
+        assert_eq!(windows.timed_out(at(1000), Kind::Call(CallClass::Own)), Suspicion::None);
         assert_eq!(windows.unanswered(), 7);
     }
 

@@ -78,6 +78,18 @@ fn large_unanswered_calls_do_not_delay_raft() {
     assert!(held.iter().all(|l| l == "held unreachable"), "calls still wait: {held:?}");
 }
 
+/// As many as a caller may have open to a leader elsewhere: 64 are in progress there, 192 wait here.
+#[test]
+fn unanswered_calls_of_clients_do_not_delay_own_calls() {
+    let mut nodes = [Node::start(1), Node::start(2)];
+    connect(&mut nodes);
+    nodes[1].tell("clients 1 256");
+    nodes[1].wait_view(&format!("node/mesh/peer-{}", node::node(1)), |view| view["calls_waiting"] == 192);
+    nodes[1].tell("call 1 hello");
+    assert_eq!(nodes[1].wait_for("answer"), "answer ok hello");
+    assert!(nodes[1].received("client").is_empty(), "each still waits");
+}
+
 #[test]
 fn new_member_announces_its_id_in_existing_session() {
     let mut nodes = [Node::start(1), Node::start(2)];

@@ -13,7 +13,7 @@ use muster_messages::protocol::{
     IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service, SnapshotOutcome,
 };
 use muster_messages::wire::{
-    EntryKind, MembershipRequest, MeshHello, PacketKind, PeerCall, RaftEntry, RaftPacket, SnapshotHead, Starts,
+    EntryKind, MembershipRequest, MeshHello, PacketKind, PeerCall, RaftEntry, RaftPacket, Request, SnapshotHead, Starts,
 };
 use muster_messages::*;
 use muster_testkit::ActorHarness;
@@ -151,10 +151,23 @@ pub fn call(text: &str) -> PeerCall {
     }
 }
 
+/// Of a client, never answered.
+fn call_of_client() -> PeerCall {
+    PeerCall::Api {
+        caller: Principal::Node(node(0)),
+        request_id: RequestId(1),
+        timeout_ms: 30_000,
+        request: Request::NodeList { fresh: true },
+    }
+}
+
 async fn answer(mut calls: mpsc::Receiver<IncomingCall>) {
     let mut held = Vec::new();
     while let Some(IncomingCall { call, reply, .. }) = calls.recv().await {
-        let PeerCall::Membership { request, .. } = call else { continue };
+        let PeerCall::Membership { request, .. } = call else {
+            held.push(reply); // a client's
+            continue;
+        };
         if request.advertise.starts_with("hold") {
             held.push(reply);
         } else {
@@ -295,6 +308,18 @@ impl Running {
                         Err(error) => print_line(format_args!("answer {}", error.code)),
                     }
                 });
+            }
+            ["clients", to, count] => {
+                for _ in 0..parse(count) {
+                    let (mesh, to) = (self.mesh.clone(), node(parse(to)));
+                    self.background.spawn(async move {
+                        let ended = mesh.call(to, Duration::from_secs(30), call_of_client()).await;
+                        print_line(format_args!(
+                            "client {}",
+                            ended.err().map_or("ok".to_owned(), |e| e.code.to_string())
+                        ));
+                    });
+                }
             }
             // Not answered before their deadline.
             ["hold", to, count, bytes] => {
