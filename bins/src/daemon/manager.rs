@@ -95,15 +95,16 @@ impl Plan<Runs> for ManagerPlan {
                 if old_incarnation {
                     recovery::set_aside(&shared.config.data_dir, recovery::FENCED)?;
                 }
-                set_aside_outlived(&shared, incarnation)?;
+                let checked = set_aside_outlived(&shared, incarnation);
                 if old_incarnation || wanted.may_wipe() {
                     wipe_in_time(&shared)?;
                 }
                 let credentials = shared.credentials.borrow().clone();
-                sealing::settle_worker(&shared.config, &shared.memory, &credentials)
+                sealing::settle_worker(&shared.config, &shared.memory, &credentials)?;
+                checked
             });
             if let Ok(Err(why)) = wiped.await {
-                tracing::error!(%why, "cannot clear the Raft data of a removed member");
+                tracing::error!(%why, "cannot settle the Raft data of a stopped member");
             }
         })
     }
@@ -125,9 +126,16 @@ fn prepare(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
 /// RECOVER-8. Afterwards no data of an earlier incarnation is left.
 fn set_aside_outlived(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     let data = &shared.config.data_dir;
-    if recovery::is_outlived(&disk::state(&data.join("raft"), shared.memory.store().keys()), newest) {
+    let found = disk::state(&data.join("raft"), shared.memory.store().keys());
+    if recovery::is_outlived(&found, newest) {
         recovery::set_aside(data, recovery::FENCED)?;
         wipe(shared)?;
+    } else if let disk::DirState::Unreadable(fault) = found
+        && newest.0 > shared.raft_checked.load(Ordering::Acquire)
+    {
+        // It is in use by a disk thread that still writes, for example, and may be of an earlier incarnation. The next attempt finds out,
+        // before a runtime starts.
+        return Err(fault.into());
     }
     shared.raft_checked.fetch_max(newest.0, Ordering::AcqRel);
     Ok(())
