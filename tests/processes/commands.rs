@@ -240,6 +240,14 @@ fn short_bench_names_its_runs() {
         assert_eq!((&run["op"], &run["via"], &run["ops"]), (&op.into(), &"rest".into(), &40.into()), "{run}");
         assert_eq!((&run["errors"], &run["transport"]), (&0.into(), &"tls".into()), "{run}");
     }
+    // A user may do less, so these are requests of a user.
+    let refused = world.muster(&["bench", "--op", "write", "--as", "user"]).ended(2);
+    assert!(refused.stderr.contains("--op cas"), "{}", refused.stderr);
+    for (op, via) in [("cas", "native"), ("read", "native"), ("cas", "rest"), ("read", "rest")] {
+        let args = ["bench", "--op", op, "--via", via, "--as", "user", "--clients", "4", "--ops", "40"];
+        let run = world.muster(&args).ended(0).json()["runs"][0].clone();
+        assert_eq!((&run["op"], &run["as"], &run["errors"]), (&op.into(), &"user".into(), &0.into()), "{run}");
+    }
     let users = world.muster(&["user", "ls"]).ended(0).json();
     assert!(users["items"].as_array().is_some_and(Vec::is_empty), "its identity is gone: {users}");
     let leases = world.muster(&["lease", "ls", "-A"]).ended(0).json();

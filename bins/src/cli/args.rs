@@ -20,7 +20,7 @@ mod workload;
 
 pub use self::autolock::{AutolockCommand, SealWait, UNLOCK_HELP, UnlockArgs};
 pub use self::autopilot::{AutopilotCommand, ClusterCommand, Declared, DrainArgs, SetArgs};
-pub use self::bench::{BenchArgs, BenchCommand, BenchFleet, BenchLeases, BenchOp, BenchSealing, Via};
+pub use self::bench::{BenchArgs, BenchCaller, BenchCommand, BenchFleet, BenchLeases, BenchOp, BenchSealing, Via};
 pub use self::ca::{CaCommand, RootArg, RotateArgs};
 pub use self::dashboard::DashboardArgs;
 pub use self::events::EventsArgs;

@@ -19,6 +19,9 @@ pub struct BenchArgs {
     /// Protocol: muster-api/1, or HTTP (leases as Kubernetes clients do, labels in `/v1`)
     #[arg(long, default_value = "native")]
     pub via: Via,
+    /// Whose requests they are: an operator's, or those of a user, who changes its leases (`cas`) or reads them (`read`). It is created for the run
+    #[arg(long = "as", value_name = "KIND", default_value = "operator")]
+    pub caller: BenchCaller,
     /// Concurrent clients, one run per number
     #[arg(long, value_delimiter = ',', default_value = "1,64,256", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub clients: Vec<u32>,
@@ -128,6 +131,12 @@ pub enum BenchOp {
     Cas,
     Read,
     Actors,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchCaller {
+    Operator,
+    User,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -8,7 +8,7 @@ use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{ErrorCode, LeaseView, Name, NodeId, RaftStatusView, UserKind};
 use serde::Deserialize;
 
-use crate::cli::args::Global;
+use crate::cli::args::{BenchCaller, Global};
 use crate::cli::commands::user::{NewUser, create};
 use crate::cli::duration::millis;
 
@@ -29,12 +29,12 @@ pub struct Access {
 }
 
 impl Access {
-    /// Connects over TLS with its own operator identity; over the socket if no manager is reachable over TLS.
-    pub async fn prepare(control: &mut Client, global: &Global) -> Outcome<Self> {
-        let (identity, user) = match &global.identity {
-            Some(file) => (Identity::read(file)?, None),
-            None => {
-                let identity = own_identity(control).await?;
+    /// Connects over TLS with an identity of its own; over the socket, as operator, if no manager is reachable over TLS.
+    pub async fn prepare(control: &mut Client, global: &Global, caller: BenchCaller) -> Outcome<Self> {
+        let (identity, user) = match (&global.identity, caller) {
+            (Some(file), BenchCaller::Operator) => (Identity::read(file)?, None),
+            _ => {
+                let identity = own_identity(control, caller).await?;
                 let user = identity.name.clone();
                 (identity, Some(user))
             }
@@ -43,7 +43,9 @@ impl Access {
         let tls = Target::Managers { dialer: Box::new(identity.dialer()?), managers };
         match Client::to(tls.clone(), global.timeout()).call(Request::Contact).await {
             Ok(_) => Ok(Self { target: tls, user }),
-            Err(failure) if failure.is(ErrorCode::Unreachable) => Ok(Self { target: control.target().clone(), user }),
+            Err(failure) if failure.is(ErrorCode::Unreachable) && caller == BenchCaller::Operator => {
+                Ok(Self { target: control.target().clone(), user })
+            }
             Err(failure) => Err(failure),
         }
     }
@@ -70,10 +72,14 @@ impl Access {
     }
 }
 
-/// Creates an operator for a run.
-pub async fn own_identity(control: &mut Client) -> Outcome<Identity> {
+/// Creates an operator for a run, or a user of [`NAMESPACE`].
+pub async fn own_identity(control: &mut Client, caller: BenchCaller) -> Outcome<Identity> {
     let name: Name = format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
-    let wanted = NewUser { name, kind: UserKind::Operator, namespaces: Vec::new(), ttl_ms: Some(millis(IDENTITY_TTL)) };
+    let (kind, namespaces) = match caller {
+        BenchCaller::Operator => (UserKind::Operator, Vec::new()),
+        BenchCaller::User => (UserKind::User, vec![NAMESPACE.to_owned()]),
+    };
+    let wanted = NewUser { name, kind, namespaces, ttl_ms: Some(millis(IDENTITY_TTL)) };
     Ok(create(control, wanted).await?.identity)
 }
 

@@ -15,7 +15,7 @@ use super::access::own_identity;
 use super::holders::{Holders, Record, wait_until_held};
 use super::stats::{Times, per_second, seconds};
 use super::temporary::on_temporary_cluster;
-use crate::cli::args::BenchLeases;
+use crate::cli::args::{BenchCaller, BenchLeases};
 use crate::cli::dev::cluster::LocalCluster;
 use crate::cli::dev::steps::{kill_leader, leader};
 use crate::cli::duration::millis;
@@ -76,7 +76,7 @@ async fn measured(cluster: &mut LocalCluster, args: &BenchLeases, out: Out) -> O
 /// Starts every session with its share of the leases, which are not held yet.
 async fn start_electing(cluster: &LocalCluster, args: &BenchLeases, record: &Record) -> Outcome<Vec<Holders>> {
     let mut control = cluster.client(&leader(cluster).await?);
-    let identity = own_identity(&mut control).await?;
+    let identity = own_identity(&mut control, BenchCaller::Operator).await?;
     let dialer = identity.dialer()?;
     let mut holders = Vec::new();
     for session in 0..args.sessions {

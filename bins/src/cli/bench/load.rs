@@ -6,24 +6,28 @@ use std::time::{Duration, Instant};
 
 use muster_client::{Client, Failure, Outcome, Target};
 use muster_messages::wire::Request;
-use muster_messages::{NodeId, NodeListView, RaftStatusView};
+use muster_messages::{ErrorCode, NodeId, NodeListView, RaftStatusView};
 use serde_json::{Value, json};
 
 use super::access::Access;
 use super::native::NativeClient;
 use super::rest::RestClient;
 use super::stats::{Times, per_second, seconds};
-use crate::cli::args::{BenchArgs, BenchOp, Global, Via};
+use crate::cli::args::{BenchArgs, BenchCaller, BenchOp, Global, Via};
 use crate::cli::discover;
 use crate::cli::output::{Out, Table, print};
 use crate::cli::signals::Interrupts;
 use crate::cli::tally::Tally;
 
 pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
+    if args.caller == BenchCaller::User && !matches!(args.op, Some(BenchOp::Cas | BenchOp::Read)) {
+        let text = "a user changes no labels and reads no actors: add --op cas or --op read";
+        return Err(Failure::new(ErrorCode::Invalid, text));
+    }
     let mut interrupts = Interrupts::listen()?;
     let mut control = discover::client(global).await?;
     let node = some_node(&mut control).await?;
-    let access = Access::prepare(&mut control, global).await?;
+    let access = Access::prepare(&mut control, global, args.caller).await?;
     let outcome = interrupts.during(runs(args, out, &mut control, &access, &node)).await;
     access.clean_up(&mut control, &node).await;
     let (documents, exit) = outcome?;
@@ -53,13 +57,14 @@ async fn runs(
             let load = Load {
                 op,
                 via: args.via,
+                caller: args.caller,
                 node: *node,
                 limit: args.lasting.map_or(Limit::Ops(args.ops), Limit::For),
                 done: AtomicU64::new(0),
             };
             let result = one_run(Arc::new(load), &access.target, *clients).await?;
             let changes = term(control).await?.saturating_sub(before);
-            let document = result.document((op, args.via), *clients, access.transport(), changes);
+            let document = result.document((op, args.via, args.caller), *clients, access.transport(), changes);
             out.say(line(&document));
             if let Some(error) = result.error {
                 tally.note::<()>(out.format, Err(error));
@@ -83,6 +88,7 @@ enum Limit {
 struct Load {
     op: BenchOp,
     via: Via,
+    caller: BenchCaller,
     node: NodeId,
     limit: Limit,
     /// Operations started by all clients together.
@@ -101,7 +107,9 @@ impl Load {
     }
     async fn client(&self, target: &Target, number: u32) -> Outcome<AnyClient> {
         Ok(match self.via {
-            Via::Native => AnyClient::Native(NativeClient::connect(target.clone(), self.op, self.node, number).await?),
+            Via::Native => AnyClient::Native(
+                NativeClient::connect(target.clone(), (self.op, self.caller), self.node, number).await?,
+            ),
             Via::Rest => AnyClient::Rest(RestClient::connect(target, self.op, self.node, number).await?),
         })
     }
@@ -130,7 +138,13 @@ struct RunResult {
 }
 
 impl RunResult {
-    fn document(&self, (op, via): (BenchOp, Via), clients: u32, transport: &str, leader_changes: u64) -> Value {
+    fn document(
+        &self,
+        (op, via, caller): (BenchOp, Via, BenchCaller),
+        clients: u32,
+        transport: &str,
+        leader_changes: u64,
+    ) -> Value {
         let summary = self.times.clone().summary();
         let op = match op {
             BenchOp::Write => "write",
@@ -142,8 +156,12 @@ impl RunResult {
             Via::Native => "native",
             Via::Rest => "rest",
         };
+        let caller = match caller {
+            BenchCaller::Operator => "operator",
+            BenchCaller::User => "user",
+        };
         let per_s = per_second(self.times.len() as f64, self.took);
-        json!({"op": op, "via": via, "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
+        json!({"op": op, "via": via, "as": caller, "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
             "p99_ms": summary.p99_ms, "max_ms": summary.max_ms, "ops": self.times.len(), "errors": self.errors,
             "seconds": seconds(self.took), "transport": transport,
             "leader_changes": leader_changes})

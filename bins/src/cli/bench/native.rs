@@ -9,7 +9,7 @@ use muster_messages::{ErrorCode, NodeId, Revision};
 use serde::Deserialize;
 
 use super::access::{LABEL, lease_of};
-use crate::cli::args::BenchOp;
+use crate::cli::args::{BenchCaller, BenchOp};
 
 /// See the module.
 pub struct NativeClient {
@@ -21,6 +21,8 @@ enum Operation {
     Label(NodeId),
     Node(NodeId),
     Actors,
+    /// The client's own lease: nodes are not a user's business.
+    ReadLease(LeaseRef),
     /// The client's own lease, and the revision it saw last.
     Lease(LeaseRef, Revision),
 }
@@ -32,12 +34,22 @@ struct LeaseRevision {
 }
 
 impl NativeClient {
-    /// Connects, and creates its own lease if it changes one.
-    pub async fn connect(target: Target, op: BenchOp, node: NodeId, number: u32) -> Outcome<Self> {
+    /// Connects, and creates its own lease if it reads or changes one.
+    pub async fn connect(
+        target: Target,
+        (op, caller): (BenchOp, BenchCaller),
+        node: NodeId,
+        number: u32,
+    ) -> Outcome<Self> {
         let mut client = Client::to(target, Duration::from_secs(30));
         client.call(Request::Contact).await?;
         let operation = match op {
             BenchOp::Write => Operation::Label(node),
+            BenchOp::Read if caller == BenchCaller::User => {
+                let lease = lease_of(number);
+                ensure_lease(&mut client, &lease).await?;
+                Operation::ReadLease(lease)
+            }
             BenchOp::Read => Operation::Node(node),
             BenchOp::Actors => Operation::Actors,
             BenchOp::Cas => {
@@ -53,6 +65,7 @@ impl NativeClient {
     pub async fn once(&mut self, number: u64) -> Outcome {
         let request = match &self.operation {
             Operation::Node(node) => Request::NodeInspect { node: node.to_string(), fresh: true },
+            Operation::ReadLease(lease) => Request::Lease(LeaseRequest::Get { lease: lease.clone() }),
             Operation::Actors => Request::Actors { node: ActorsOf::Here, ask: ActorsAsk::Tree },
             Operation::Label(node) => {
                 let add = BTreeMap::from([(LABEL.to_owned(), number.to_string())]);
