@@ -7,9 +7,7 @@ use futures_util::future::join_all;
 use muster_kernel::AdminAction;
 use muster_messages::protocol::SessionsMsg;
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall, RunLogAsk, RunLogPart};
-use muster_messages::{
-    ActorActionView, ActorNode, ErrorBody, ErrorCode, ErrorMark, Name, NodeId, OfNodeView, Replica, millis,
-};
+use muster_messages::{ActorActionView, ActorNode, ErrorBody, ErrorCode, ErrorMark, Name, NodeId, OfNodeView, millis};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -208,9 +206,10 @@ impl ActorRequests<'_> {
     }
 
     async fn everywhere(&self, manager: &ManagerPorts, left: Duration) -> Result<String, ErrorBody> {
-        let named =
-            |replica: &Replica| replica.tables.nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
-        let mut nodes: Vec<(NodeId, Name)> = named(&manager.replica.borrow());
+        let replica = manager.replica.borrow().clone();
+        let mut nodes: Vec<(NodeId, Name)> =
+            replica.tables.nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
+        drop(replica);
         nodes.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
         let left = left.min(REMOTE_ACTORS_TIMEOUT);
         let mut items: Vec<Value> = Vec::with_capacity(nodes.len());
@@ -240,6 +239,8 @@ fn tree_of((node, name): &(NodeId, Name), answer: Result<String, ErrorBody>) -> 
 mod tests {
     use std::collections::BTreeSet;
     use std::sync::Arc;
+
+    use muster_messages::Replica;
 
     use super::*;
 

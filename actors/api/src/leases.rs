@@ -50,12 +50,13 @@ fn check_holder(holder: &str) -> Result<(), ErrorBody> {
 
 /// Whether the lease may be created, if it does not exist.
 fn check_quota(manager: &ManagerPorts, lease: &LeaseRef) -> Result<(), ErrorBody> {
-    let tables = &manager.replica.borrow().tables;
-    if tables.objects.contains_key(&key(lease)) {
+    // Not borrowed: counting takes long, and the Raft member would wait to publish the next replica.
+    let replica = manager.replica.borrow().clone();
+    if replica.tables.objects.contains_key(&key(lease)) {
         return Ok(());
     }
     // Not permanent: an existing object may be deleted.
-    muster_kubernetes::check_object_quota(tables, &lease.namespace)
+    muster_kubernetes::check_object_quota(&replica.tables, &lease.namespace)
         .map_err(|full| ErrorBody::new(ErrorCode::TooManyRequests, full.message).retry_after(Duration::from_secs(5)))
 }
 
