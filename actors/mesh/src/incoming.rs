@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::core::assembly::Piece;
 use crate::core::filter::MAX_CALL_MS;
 use crate::core::hello::{accepted_member_id, may_belong_to};
-use crate::core::windows::RAFT_WINDOW;
+use crate::core::windows::{CallClass, RAFT_WINDOW};
 use crate::endpoint::EndpointEvent;
 use crate::offences::Offences;
 use crate::session::{MAX_QUEUED_BYTES, MAX_UNHANDLED_BYTES, Session, Sessions};
@@ -31,6 +31,8 @@ const MAX_OPEN_CALLS: u64 = 128;
 /// And their bytes: half of what closes the read gate. Raft's answers use the same session, and a forwarded write waits for
 /// them: calls alone must never stop reading.
 const MAX_OPEN_CALL_BYTES: u64 = MAX_UNHANDLED_BYTES / 2;
+/// A client's call is refused from here on: the rest is for the peer's own calls.
+const MAX_OPEN_CLIENT_BYTES: u64 = MAX_OPEN_CALL_BYTES / 2;
 
 /// Raft messages acknowledged together: half of a peer's window, so that the window never runs empty.
 const ACK_BATCH: usize = RAFT_WINDOW / 2;
@@ -222,10 +224,14 @@ impl EndpointContext {
     fn call(self: &Arc<Self>, session: Arc<Session>, call: PeerCall, size: usize, reply: RpcReplyPort<Vec<u8>>) {
         self.count(|c| c.calls += 1);
         let (tx, answer) = oneshot::channel();
+        let max_bytes = match CallClass::of(&call) {
+            CallClass::Own => MAX_OPEN_CALL_BYTES,
+            CallClass::Client => MAX_OPEN_CLIENT_BYTES,
+        };
         let incoming = IncomingCall { forwarder: session.node, call, reply: tx.into() };
         let bytes = size as u64;
         let full = session.open_calls.fetch_add(1, Ordering::AcqRel) >= MAX_OPEN_CALLS;
-        let full = session.open_call_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes > MAX_OPEN_CALL_BYTES || full;
+        let full = session.open_call_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes > max_bytes || full;
         let done = move |session: &Session| {
             session.open_calls.fetch_sub(1, Ordering::AcqRel);
             session.open_call_bytes.fetch_sub(bytes, Ordering::AcqRel);

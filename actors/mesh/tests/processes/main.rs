@@ -83,11 +83,25 @@ fn large_unanswered_calls_do_not_delay_raft() {
 fn unanswered_calls_of_clients_do_not_delay_own_calls() {
     let mut nodes = [Node::start(1), Node::start(2)];
     connect(&mut nodes);
-    nodes[1].tell("clients 1 256");
+    nodes[1].tell("clients 1 256 10");
     nodes[1].wait_view(&format!("node/mesh/peer-{}", node::node(1)), |view| view["calls_waiting"] == 192);
     nodes[1].tell("call 1 hello");
     assert_eq!(nodes[1].wait_for("answer"), "answer ok hello");
     assert!(nodes[1].received("client").is_empty(), "each still waits");
+}
+
+#[test]
+fn large_calls_of_clients_leave_room_for_own_calls() {
+    let mut nodes = [Node::start(1), Node::start(2)];
+    connect(&mut nodes);
+    nodes[1].tell("clients 1 8 900000");
+    for _ in 0..6 {
+        assert_eq!(nodes[1].wait_for("client"), "client unreachable", "two are in progress, the others retry");
+    }
+    nodes[1].tell("hold 1 1 600000");
+    nodes[1].tell("call 1 hello");
+    assert_eq!(nodes[1].wait_for("answer"), "answer ok hello");
+    assert!(nodes[1].received("held").is_empty(), "the large one is in progress");
 }
 
 #[test]

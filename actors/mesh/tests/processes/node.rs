@@ -151,13 +151,13 @@ pub fn call(text: &str) -> PeerCall {
     }
 }
 
-/// Of a client, never answered.
-fn call_of_client() -> PeerCall {
+/// Of a client, with so many bytes, and never answered.
+fn call_of_client(bytes: usize) -> PeerCall {
     PeerCall::Api {
         caller: Principal::Node(node(0)),
         request_id: RequestId(1),
         timeout_ms: 30_000,
-        request: Request::NodeList { fresh: true },
+        request: Request::NodeInspect { node: "x".repeat(bytes), fresh: true },
     }
 }
 
@@ -309,11 +309,11 @@ impl Running {
                     }
                 });
             }
-            ["clients", to, count] => {
+            ["clients", to, count, bytes] => {
                 for _ in 0..parse(count) {
-                    let (mesh, to) = (self.mesh.clone(), node(parse(to)));
+                    let (mesh, to, call) = (self.mesh.clone(), node(parse(to)), call_of_client(parse(bytes)));
                     self.background.spawn(async move {
-                        let ended = mesh.call(to, Duration::from_secs(30), call_of_client()).await;
+                        let ended = mesh.call(to, Duration::from_secs(30), call).await;
                         print_line(format_args!(
                             "client {}",
                             ended.err().map_or("ok".to_owned(), |e| e.code.to_string())
