@@ -45,7 +45,7 @@ impl Service {
                 line.object_id(&id);
             }
         }
-        line.close(result, done, asked.applied(), draft).await
+        line.close(result, done, asked.applied()).await
     }
 
     fn with_tables<T>(&self, read: impl FnOnce(Option<&Tables>) -> T) -> T {
@@ -79,7 +79,7 @@ impl Service {
             Ok(()) => work.await,
             Err(unavailable) => Err(unavailable),
         };
-        line.close(result, Ok(Outcome::Done), None, draft).await
+        line.close(result, Ok(Outcome::Done), None).await
     }
 
     /// Records a refusal that came before the request was decoded.

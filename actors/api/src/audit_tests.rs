@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use muster_audit::{AuditLog, AuditSetup, AuditState, Via};
 use muster_messages::protocol::{AuditFault, AuditMsg};
-use muster_messages::wire::ApiCall;
-use muster_messages::{NodeId, Role};
+use muster_messages::wire::{ApiCall, KubeCall};
+use muster_messages::{Lease, LeaseSpec, NodeId, Object, ObjectBody, ObjectKey, ObjectMeta, Role, Uid};
 use muster_testkit::{ActorHarness, Probe};
 use serde_json::json;
 use tokio::sync::watch;
@@ -98,18 +98,18 @@ async fn refusals_have_lines_and_plain_reads_have_none() {
 #[tokio::test(start_paused = true)]
 async fn refused_renewal_of_a_kubernetes_client_has_a_line() {
     let (harness, world, mut probe) = logged(false).await;
-    let key = muster_messages::ObjectKey::lease("default", "l");
-    let spec = muster_messages::LeaseSpec { holder: Some("a".to_owned()), ..Default::default() };
-    let lease = muster_messages::Object {
+    let key = ObjectKey::lease("default", "l");
+    let spec = LeaseSpec { holder: Some("a".to_owned()), ..Default::default() };
+    let lease = Object {
         namespace: key.namespace.clone(),
         name: key.name.clone(),
-        meta: muster_messages::ObjectMeta::fresh(muster_messages::Uid(1)),
-        body: muster_messages::ObjectBody::Lease(muster_messages::Lease { spec, holding: Default::default() }),
+        meta: ObjectMeta::fresh(Uid(1)),
+        body: ObjectBody::Lease(Lease { spec, holding: Default::default() }),
     };
     world.published.send_modify(|replica| {
         Arc::make_mut(replica).tables.objects.insert(key, Arc::new(lease));
     });
-    let renewal = muster_messages::wire::KubeCall {
+    let renewal = KubeCall {
         method: "PUT".to_owned(),
         target: "/apis/coordination.k8s.io/v1/namespaces/default/leases/l".to_owned(),
         content_type: None,
@@ -117,8 +117,8 @@ async fn refused_renewal_of_a_kubernetes_client_has_a_line() {
         user_agent: None,
         body: br#"{"spec":{"holderIdentity":"a"}}"#.to_vec(),
     };
-    let stranger = Principal::User("ann".parse().unwrap());
-    let answer = world.service.answer(stranger, call(Request::Kube(renewal))).await.unwrap();
+    let user = Principal::User("ann".parse().unwrap());
+    let answer = world.service.answer(user, call(Request::Kube(renewal))).await.unwrap();
     assert!(answer.contains("403"), "{answer}");
     let entry = line(&mut probe).await;
     assert_eq!((&entry["verb"], &entry["code"]), (&json!("PUT leases"), &json!("forbidden")));

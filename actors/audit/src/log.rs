@@ -91,24 +91,25 @@ impl AuditLog {
         }
     }
 
-    /// A request begins. `None`: the log is off. The draft is made now if each request of the class has a line; otherwise only a refusal
-    /// for lack of rights has one, and [`Pending::close`] makes it.
-    pub fn begin(&self, class: Class, draft: impl FnOnce() -> Draft) -> Option<Pending> {
+    /// A request begins. `None`: the log is off. `make` makes the draft of its line: now if each request of the class has one; otherwise
+    /// only when it is refused for lack of rights.
+    pub fn begin<D: Fn() -> Draft>(&self, class: Class, make: D) -> Option<Pending<D>> {
         let inner = Arc::clone(self.0.as_ref()?);
-        let draft = (class != Class::Read || inner.setup.reads).then(draft);
-        Some(Pending { inner, class, begun: Instant::now(), draft })
+        let draft = (class != Class::Read || inner.setup.reads).then(&make);
+        Some(Pending { inner, class, begun: Instant::now(), make, draft })
     }
 }
 
 /// A request in progress. Dropped before it is closed: its line says that the outcome is unknown.
-pub struct Pending {
+pub struct Pending<D: Fn() -> Draft> {
     inner: Arc<Inner>,
     class: Class,
     begun: Instant,
+    make: D,
     draft: Option<Draft>,
 }
 
-impl Pending {
+impl<D: Fn() -> Draft> Pending<D> {
     fn is_guarded(&self) -> bool {
         self.inner.setup.required && matches!(self.class, Class::Change | Class::Secret)
     }
@@ -134,20 +135,19 @@ impl Pending {
     }
 
     /// Writes the line, and returns the answer if it may be given. `done`: the outcome of an answer that is not an error here; in
-    /// another protocol it may be one. `draft`: for a line that was not expected.
+    /// another protocol it may be one.
     pub async fn close<T>(
         mut self,
         result: Result<T, ErrorBody>,
         done: Result<Outcome, ErrorBody>,
         revision: Option<Revision>,
-        draft: impl FnOnce() -> Draft,
     ) -> Result<T, ErrorBody> {
         let (outcome, error) = match result.as_ref().map(|_| &done) {
             Ok(Ok(done)) => (*done, None),
             Ok(Err(error)) | Err(error) => (Outcome::of(error.code), Some(error)),
         };
         let denied = error.is_some_and(|e| matches!(e.code, ErrorCode::Forbidden | ErrorCode::Unauthenticated));
-        let Some(draft) = self.draft.take().or_else(|| denied.then(draft)) else { return result };
+        let Some(draft) = self.draft.take().or_else(|| denied.then(&self.make)) else { return result };
         let line = self.line(draft, outcome, error, revision);
         // A refusal had no effect, and may be answered without its line.
         if error.is_some() || !self.is_guarded() {
@@ -205,7 +205,7 @@ impl Pending {
     }
 }
 
-impl Drop for Pending {
+impl<D: Fn() -> Draft> Drop for Pending<D> {
     fn drop(&mut self) {
         let Some(draft) = self.draft.take() else { return };
         let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller disconnected before the answer");

@@ -19,5 +19,5 @@ pub async fn written(
         Ok(()) => work.await,
         Err(unavailable) => Err(unavailable),
     };
-    pending.close(result, Ok(Outcome::Done), None, || draft).await
+    pending.close(result, Ok(Outcome::Done), None).await
 }
