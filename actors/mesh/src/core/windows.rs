@@ -32,13 +32,14 @@ pub const PIECE_DEADLINE: Duration = Duration::from_secs(10);
 /// twice that time, it was late itself.
 pub const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 
-/// For whom a call to a service is made. Each class has a window of its own: clients' calls may take the leader long, and a certificate, a
-/// membership, or an operator's request must not wait behind hundreds of them.
+/// For whom a call to a service is made. Each class has a window of its own: clients' calls may take the leader long, and a node's certificate,
+/// a membership, or an operator's request must not wait behind hundreds of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallClass {
-    /// One of Muster's own actors, or an operator.
+    /// What keeps the cluster going, and operators' requests.
     Own,
-    /// A node, a user, or a client without a certificate.
+    /// Whatever others may cause in any number: requests, joins with any token, certificates of workloads, and reads of actors, which do not
+    /// say who reads.
     Client,
 }
 
@@ -48,8 +49,18 @@ impl CallClass {
 
     pub fn of(call: &PeerCall) -> Self {
         match call {
-            PeerCall::Api { caller, .. } if !caller.is_operator() => CallClass::Client,
-            _ => CallClass::Own,
+            PeerCall::Api { caller, .. } if caller.is_operator() => CallClass::Own,
+            PeerCall::Api { .. } | PeerCall::Join { .. } | PeerCall::SignWorkload { .. } | PeerCall::Actors(_) => {
+                CallClass::Client
+            }
+            PeerCall::SignNode { .. }
+            | PeerCall::SignPinned { .. }
+            | PeerCall::Membership { .. }
+            | PeerCall::ReportManager { .. }
+            | PeerCall::TrustRoots { .. }
+            | PeerCall::ReportSeal(_)
+            | PeerCall::Sessions(_)
+            | PeerCall::Clock => CallClass::Own,
         }
     }
 }
@@ -206,7 +217,7 @@ impl Windows {
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::wire::{PeerReply, Request};
+    use muster_messages::wire::{ActorsAsk, ActorsCall, PeerReply, Request};
     use muster_messages::{NodeId, Principal, RequestId};
 
     use super::*;
@@ -237,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_of_clients_are_calls_of_clients() {
+    fn what_others_cause_in_any_number_is_of_the_class_of_clients() {
         let request = Request::NodeList { fresh: true };
         let by = |caller| PeerCall::Api { caller, request_id: RequestId(1), timeout_ms: 1, request: request.clone() };
         let name = || "ann".parse().expect("a name");
@@ -245,6 +256,8 @@ mod tests {
         for caller in clients.into_iter().chain([Principal::Node(NodeId::from_entropy(1))]) {
             assert_eq!(CallClass::of(&by(caller.clone())), CallClass::Client, "{caller}");
         }
+        let read = PeerCall::Actors(ActorsCall { node: NodeId::from_entropy(1), ask: ActorsAsk::Tree });
+        assert_eq!(CallClass::of(&read), CallClass::Client);
         for call in [by(Principal::Operator), by(Principal::Admin(name())), PeerCall::Clock] {
             assert_eq!(CallClass::of(&call), CallClass::Own, "{call:?}");
         }
