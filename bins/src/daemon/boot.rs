@@ -324,7 +324,7 @@ pub(super) fn raft_data(
     founding: bool,
 ) -> Result<(RaftData, Option<String>), Exit> {
     let mut found = disk::state(&config.data_dir.join("raft"), memory.store().keys());
-    if recovery::is_outlived(&found, credentials.identity.incarnation) {
+    if recovery::is_outlived(&found, credentials.identity.incarnation) == Ok(true) {
         recovery::set_aside(&config.data_dir, recovery::FENCED)?;
         memory.update(|node| node.held_member_id = None)?;
         found = disk::DirState::Absent;

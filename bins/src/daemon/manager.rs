@@ -98,10 +98,11 @@ impl Plan<Runs> for ManagerPlan {
                 let checked = set_aside_outlived(&shared, incarnation);
                 if old_incarnation || wanted.may_wipe() {
                     wipe_in_time(&shared)?;
+                } else {
+                    checked?;
                 }
                 let credentials = shared.credentials.borrow().clone();
-                sealing::settle_worker(&shared.config, &shared.memory, &credentials)?;
-                checked
+                sealing::settle_worker(&shared.config, &shared.memory, &credentials)
             });
             if let Ok(Err(why)) = wiped.await {
                 tracing::error!(%why, "cannot settle the Raft data of a stopped member");
@@ -123,19 +124,14 @@ fn prepare(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     Ok(())
 }
 
-/// RECOVER-8. Afterwards no data of an earlier incarnation is left.
+/// RECOVER-8. Afterwards no data of an earlier incarnation is left. It fails while the data cannot be read, because an earlier disk thread is
+/// still writing it for example: the preparation of the next runtime repeats it.
 fn set_aside_outlived(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     let data = &shared.config.data_dir;
     let found = disk::state(&data.join("raft"), shared.memory.store().keys());
-    if recovery::is_outlived(&found, newest) {
+    if recovery::is_outlived(&found, newest)? {
         recovery::set_aside(data, recovery::FENCED)?;
         wipe(shared)?;
-    } else if let disk::DirState::Unreadable(fault) = found
-        && newest.0 > shared.raft_checked.load(Ordering::Acquire)
-    {
-        // It is in use by a disk thread that still writes, for example, and may be of an earlier incarnation. The next attempt finds out,
-        // before a runtime starts.
-        return Err(fault.into());
     }
     shared.raft_checked.fetch_max(newest.0, Ordering::AcqRel);
     Ok(())

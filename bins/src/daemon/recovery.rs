@@ -251,8 +251,15 @@ fn recovered(mut tables: Tables, decided: &Recovering) -> Result<(Tables, Conseq
 }
 
 /// RECOVER-8.
-pub fn is_outlived(found: &disk::DirState, newest: Incarnation) -> bool {
-    matches!(found, disk::DirState::Present { incarnation: Some(found), .. } if *found < newest)
+///
+/// # Errors
+/// The data cannot be read now: it may be of any incarnation.
+pub fn is_outlived(found: &disk::DirState, newest: Incarnation) -> Result<bool, disk::LogFault> {
+    match found {
+        disk::DirState::Present { incarnation, .. } => Ok(incarnation.is_some_and(|found| found < newest)),
+        disk::DirState::Unreadable(fault) => Err(fault.clone()),
+        disk::DirState::Absent | disk::DirState::Damaged(_) | disk::DirState::Newer(_) => Ok(false),
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use muster_client::{Client, Failure, Outcome, Target};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, NodeId, NodeListView, RaftStatusView};
@@ -146,26 +147,17 @@ impl RunResult {
         leader_changes: u64,
     ) -> Value {
         let summary = self.times.clone().summary();
-        let op = match op {
-            BenchOp::Write => "write",
-            BenchOp::Cas => "cas",
-            BenchOp::Read => "read",
-            BenchOp::Actors => "actors",
-        };
-        let via = match via {
-            Via::Native => "native",
-            Via::Rest => "rest",
-        };
-        let caller = match caller {
-            BenchCaller::Operator => "operator",
-            BenchCaller::User => "user",
-        };
         let per_s = per_second(self.times.len() as f64, self.took);
-        json!({"op": op, "via": via, "as": caller, "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
+        json!({"op": word(op), "via": word(via), "as": word(caller), "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
             "p99_ms": summary.p99_ms, "max_ms": summary.max_ms, "ops": self.times.len(), "errors": self.errors,
             "seconds": seconds(self.took), "transport": transport,
             "leader_changes": leader_changes})
     }
+}
+
+/// As on the command line.
+fn word(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<RunResult> {

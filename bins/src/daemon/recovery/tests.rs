@@ -356,3 +356,17 @@ fn only_a_manager_that_proves_its_identity_counts() {
     assert!(!answers_as(None), "a connection alone does not count");
     assert!(!answers_as(Some(NodeId::from_entropy(3))), "another node does not count");
 }
+
+/// RECOVER-8. Data that nobody could read is not known to be recent.
+#[test]
+fn unreadable_data_is_not_taken_for_current() {
+    let fault = |kind| disk::LogFault { file: "raft".into(), why: "in use".to_owned(), kind };
+    let present = |incarnation| disk::DirState::Present { raft_id: RaftId(1), incarnation };
+    let outlived = |found| is_outlived(&found, Incarnation(2));
+    assert_eq!(outlived(present(Some(Incarnation(1)))), Ok(true));
+    for current in [present(Some(Incarnation(2))), present(None), disk::DirState::Absent] {
+        assert_eq!(outlived(current.clone()), Ok(false), "{current:?}");
+    }
+    let unreadable = fault(disk::FaultKind::Io);
+    assert_eq!(outlived(disk::DirState::Unreadable(unreadable.clone())), Err(unreadable));
+}
