@@ -206,10 +206,9 @@ impl ActorRequests<'_> {
     }
 
     async fn everywhere(&self, manager: &ManagerPorts, left: Duration) -> Result<String, ErrorBody> {
-        let replica = manager.replica.borrow().clone();
-        let mut nodes: Vec<(NodeId, Name)> =
-            replica.tables.nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
-        drop(replica);
+        // Copied from a clone: the Raft member publishes no replica while one is borrowed.
+        let nodes = manager.replica.borrow().tables.nodes.clone();
+        let mut nodes: Vec<(NodeId, Name)> = nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
         nodes.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
         let left = left.min(REMOTE_ACTORS_TIMEOUT);
         let mut items: Vec<Value> = Vec::with_capacity(nodes.len());

@@ -290,14 +290,15 @@ async fn view_of_a_runner_follows_its_lease() {
     let world = World::new().showing(late);
     let seen = Revision(1000);
     let view = ReconcilerRequest::View { name: "schema".into(), release: triple("2.0.0"), seen, wait_ms: 4000 };
-    let renewed = async {
-        world.published.send_modify(|replica| {
-            let lease = Arc::make_mut(replica).tables.objects.get_mut(&runner_lease("schema")).expect("its lease");
-            Arc::make_mut(lease).meta.revision = seen.next();
-        });
-    };
     let (began, runner) = (Instant::now(), node(1));
-    let ((status, answer, _), ()) = tokio::join!(biased; world.reconciler(&runner, view), renewed);
+    let mut viewing = std::pin::pin!(world.reconciler(&runner, view));
+    let waits = tokio::time::timeout(Duration::from_millis(100), viewing.as_mut()).await.is_err();
+    assert!(waits, "nothing has changed");
+    world.published.send_modify(|replica| {
+        let lease = Arc::make_mut(replica).tables.objects.get_mut(&runner_lease("schema")).expect("its lease");
+        Arc::make_mut(lease).meta.revision = seen.next();
+    });
+    let (status, answer, _) = viewing.await;
     assert_eq!(status.as_u16(), 200, "{answer}");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }

@@ -98,8 +98,8 @@ impl UnixSocket {
     pub fn check_vacant(path: &Path, flag: &'static str) -> Result<(), SocketFault> {
         vacancy(path, flag)?;
         let here = Path::new(".");
-        let directories = path.ancestors().skip(1).map(|dir| if dir.as_os_str().is_empty() { here } else { dir });
-        let existing = directories.into_iter().find(|dir| dir.exists());
+        let mut directories = path.ancestors().skip(1).map(|dir| if dir.as_os_str().is_empty() { here } else { dir });
+        let existing = directories.find(|dir| dir.exists());
         rustix::fs::access(existing.unwrap_or(here), Permission::WRITE_OK | Permission::EXEC_OK)
             .map_err(|errno| SocketFault::Io { path: path.to_owned(), source: errno.into() })
     }
