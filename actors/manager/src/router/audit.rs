@@ -21,3 +21,7 @@ pub async fn written(
     };
     pending.close(result, Ok(Outcome::Done), None).await
 }
+
+#[cfg(test)]
+#[path = "audit_tests.rs"]
+mod tests;

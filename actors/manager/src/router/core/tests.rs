@@ -54,7 +54,7 @@ fn identity(pin: Option<CertificatePin>) -> CertIdentity {
 fn sign(pin: Option<CertificatePin>) -> PeerCall {
     PeerCall::SignNode { identity: identity(pin), observed_addr: "10.0.0.7:1".to_owned(), csr_pem: "CSR".to_owned() }
 }
-fn join(rekey: Option<Rekey>) -> PeerCall {
+pub(in crate::router) fn join(rekey: Option<Rekey>) -> PeerCall {
     let request = JoinRequest {
         request_id: RequestId(4),
         node: node(7),
